@@ -1,5 +1,8 @@
 """The thin layer between MkDocs and the book: all pages are expanded, run and rendered, then handed over."""
 
+import gc
+import hashlib
+import json
 import os
 import re
 import sys
@@ -20,8 +23,9 @@ from mkdocs.utils.meta import get_data
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from hooks import expand, maths, render, run, works  # noqa: E402
+from hooks import assets, expand, maths, parts, render, run  # noqa: E402
 
+gc.set_threshold(1_000_000)  # a build is over before there is garbage worth a search
 made, drawn, numbers_of = {}, {}, {}  # from on_files until the pages are built
 
 
@@ -50,9 +54,10 @@ def on_files(files, config):
 def make(root, files, config):
     """Expand, run and render all pages; add notebooks and scripts to `files`."""
     pages, executed = read_pages(root, files)
-    keys = [key for key in nav_keys(config.nav) if key in executed and "/" not in key]
+    keys = [key for key in nav_keys(config.nav) if key == "index" or f"solutions/{key}" in executed]
     numbers = {key: str(n) if n else "" for n, key in enumerate(keys, "index" not in keys)}
-    literature = works.read_works(root / "docs/references.bib", "docs/references.bib")
+    folder = root / run.FOLDER / "pages"
+    literature = kept(folder, parts.read_works, (root / "docs/references.bib").read_text(encoding="utf-8"))
     running = [page for page in pages if page.key in executed]
     runs = run.run_pages(root, running, progress(running))
     show_times(runs)
@@ -78,8 +83,16 @@ def make(root, files, config):
             downloads = add_downloads(root, page, book, literature, files, config)
         if page.key == "references":
             text = text.replace("<!-- references -->", cited_works(pages, book, literature))
+        if page.key == "api":
+            text = re.sub(r"<!-- names of (\S+) -->", lambda m: parts.list_names((root / m[1]).read_text("utf-8")), text)
         made[page.key] = Made(text, slots, formulas, downloads)
     typeset(root, pages)
+    said = set().union(*(text for page in made.values() for text in (page.text, *page.slots.values())))
+    locks = "".join((root / name).read_text() for name in ("requirements.txt", "package-lock.json"))
+    third_party = kept(folder, lambda _: parts.third_party_markdown(root), locks)
+    files.append(File.generated(config, "third-party.md", content=third_party))
+    for address, content in assets.npm_files(root, said, drawn.values(), root / run.FOLDER / "fonts").items():
+        files.append(File.generated(config, address, content=content))
 
 
 def read_pages(root, files):
@@ -162,7 +175,7 @@ def cited_works(pages, book, literature):
         link = f'<a class="book-ref" href="{book.href("references", page.key, "")}">{words}</a>'
         for key in sorted(render.cited(page)):
             cited.setdefault(key, []).append(link)
-    return works.list_works(literature, cited)
+    return parts.list_works(literature, cited)
 
 
 def typeset(root, pages):
@@ -184,21 +197,39 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Put outputs, figures, formulas and downloads into the HTML of the page."""
+    """Bring solutions into the markup of all other pages; keep slots out of the search."""
     key = page.file.src_uri.rpartition(".")[0]
     if key not in made:
         return html
     if key.startswith("solutions/"):
-        html, page.toc = notebook_page(html)
-    html = render.fill(html, made[key].slots)
+        html, tokens = kept(Path(config.config_file_path).parent / run.FOLDER / "pages", notebook_page, html)
+        page.toc = get_toc(tokens)
+    return render.hide(html.replace("</h1>", "</h1>" + made[key].downloads, 1))
+
+
+def on_post_page(output, page, config):
+    """Put outputs, figures and formulas into the page."""
+    key = page.file.src_uri.rpartition(".")[0]
+    if key not in made:
+        return output
     formulas = made[key].formulas
-    html = maths.put_maths(html, formulas, [drawn[f.token] for f in formulas], numbers_of)
-    return html.replace("</h1>", "</h1>" + made[key].downloads, 1)
+    output = render.fill(output, made[key].slots)
+    return maths.put_maths(output, formulas, [drawn[f.token] for f in formulas], numbers_of)
 
 
 def notebook_page(html):
     """Return the cells of a page by mkdocs-jupyter in the markup of all other pages, and its contents."""
-    soup, out = BeautifulSoup(html, "html.parser"), []
+    html = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.S)  # 574 kB for a whole JupyterLab
+    soup, out, tokens = BeautifulSoup(html, "html.parser"), [], []
+    for head in soup.select("h1, h2, h3"):
+        head.select_one("a.anchor-link").decompose()
+        title = head.get_text()
+        exercise = re.match(r"Exercise (\d+)", title)
+        head["id"] = f"exercise-{exercise[1]}" if exercise else slugify(title, "-")
+        link = soup.new_tag("a", href=f"#{head['id']}", title="Link to this place", attrs={"class": "headerlink"})
+        link.string = "#"
+        head.append(link)
+        tokens.append({"level": int(head.name[1]), "id": head["id"], "name": title, "children": []})
     for cell in soup.select(".jp-Cell"):
         if code := cell.select_one(".jp-InputArea pre"):
             rows = code.decode_contents().strip("\n")
@@ -206,20 +237,20 @@ def notebook_page(html):
             out += [shown.decode_contents() for shown in cell.select(".jp-OutputArea-output")]
         else:
             out += [text.decode_contents() for text in cell.select(".jp-MarkdownOutput, .jp-RenderedMarkdown")]
-    soup, tokens = BeautifulSoup("\n".join(out), "html.parser"), []
-    for head in soup.select("h1, h2, h3"):
-        for link in head.select("a.anchor-link"):
-            link.decompose()
-        title = head.get_text()
-        exercise = re.match(r"Exercise (\d+)", title)
-        head["id"] = f"exercise-{exercise[1]}" if exercise else slugify(title, "-")
-        link = soup.new_tag("a", href=f"#{head['id']}", title="Link to this place")
-        link["class"], link.string = "headerlink", "#"
-        head.append(link)
-        tokens.append({"level": int(head.name[1]), "id": head["id"], "name": title, "children": []})
-    for top in tokens[:1]:
-        top["children"] = [token for token in tokens[1:] if token["level"] == 2]
-    return str(soup), get_toc(tokens[:1])
+    tokens[0]["children"] = [token for token in tokens[1:] if token["level"] == 2]
+    return "\n".join(out), tokens[:1]
+
+
+def kept(folder, function, text):
+    """Return what `function` makes of a text, from a file in `folder` if it was made before."""
+    name = hashlib.sha256((Path(__file__).read_text() + text).encode()).hexdigest()
+    path = folder / f"{name}.json"
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):  # not there, or damaged
+        made_now = function(text)
+        run.write_whole(path, json.dumps(made_now))
+        return made_now
 
 
 def progress(pages):

@@ -7,6 +7,7 @@ the HTML is there.
 
 import ast
 import html
+import posixpath
 import re
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ import jupytext
 import markdown
 import nbformat
 from markdown.extensions.toc import slugify
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from hooks.expand import BookError, Cell, Inline, Text, outside_code
 from hooks.figures import inline_svg
@@ -22,10 +22,12 @@ from hooks.maths import find_maths
 
 CITE = re.compile(r"\[(@[\w:.-]+(?:; ?@[\w:.-]+)*)\]")
 REFER = re.compile(r"(?<![\w@/.\\])@([a-z]{2,4}-[a-z0-9-]*[a-z0-9])")
-HEAD = re.compile(r"^(##?) (.+?)(?: \{#([\w-]+)\})?$", re.M)
+HEAD = re.compile(r"^(#{1,3}) (.+?)(?: \{#([\w-]+)\})?$", re.M)
 THEOREM = re.compile(r'^( *)!!! theorem "(.*)" \{#(thm-[\w-]+)\}$', re.M)
 EQUATION = re.compile(r"\$\$[ \t]*\{#(eq-[\w-]+)\}")
-SLOT = re.compile(r"(?:<p>)?(bkslot\d{5}z)(?:</p>)?")
+LINK = re.compile(r"\]\((?!\w+:)([\w./-]+)\.(?:md|ipynb)(?:#([\w-]+))?\)")
+SLOT = re.compile(r"bkslot\d{5}z|kxm[0-9a-f]{16}x")
+FILLED = re.compile(r"(?:<p>)?<i data-search-exclude>(bkslot\d{5}z)</i>(?:</p>)?")
 KINDS = {"fig": "Figure", "tbl": "Table", "eq": "Equation", "sec": "Section", "thm": "Theorem"}
 SPECIAL = str.maketrans({c: f"&#{ord(c)};" for c in "\\`*_{}[]<>&#|$~^@"})
 
@@ -97,6 +99,8 @@ def add_label(labels, page, label, number, anchor, line):
 def timed_names(page):
     """Return the cells and inline values (by position) that depend on measured times."""
     names, blocks = set(), set()
+    if not any(isinstance(block, Cell) and block.options.get("timing") for block in page.blocks):
+        return blocks
     for position, block in enumerate(page.blocks):
         if isinstance(block, Text):
             continue
@@ -154,6 +158,21 @@ def resolve(text, page, line, book, link):
         return REFER.sub(refer, CITE.sub(cite, part))
 
     return outside_code(change, text)
+
+
+def resolve_links(text, page, line, book, start):
+    """Give links to other sources the addresses of their pages, seen from the page `start` or the web."""
+
+    def change(match):
+        key = posixpath.normpath(posixpath.join(posixpath.dirname(page.key), match[1]))
+        try:
+            return f"]({book.href(start, key, match[2] or '')})"
+        except KeyError:
+            place = line + text.count("\n", 0, match.start())
+            raise BookError(page.file, place, f"there is no page {match[1]!r} to link to") from None
+
+    text = LINK.sub(change, text)
+    return text if start else text.replace("](#", f"]({book.href(None, page.key, '')}#")
 
 
 class Slots(dict):
@@ -216,6 +235,8 @@ def heading(match, page, book, state):
     if level == "##":
         state["h2"] += 1
         number = number and f"{number}.{state['h2']}"
+    elif level == "###":
+        number = ""
     mark = f'<span class="book-number">{number}</span> ' if number else ""
     return f"{level} {mark}{title} {{#{anchor or slugify(title, '-')}}}"
 
@@ -274,14 +295,18 @@ def figure(kind, label, content, caption):
 
 def printed(text, style):
     """Return printed text as HTML."""
-    return f'<div class="{style}" data-search-exclude><pre tabindex="0"><code>{html.escape(text)}</code></pre></div>'
+    return f'<div class="{style}" data-search-exclude><pre tabindex="0"><samp>{html.escape(text)}</samp></pre></div>'
+
+
+def hide(content):
+    """Keep what stands behind slots and formulas out of the search."""
+    return SLOT.sub(r"<i data-search-exclude>\g<0></i>", content)
 
 
 def fill(content, slots):
-    """Put what stands behind the slots back, also slots within slots."""
-    while SLOT.search(content):
-        content = SLOT.sub(lambda m: slots[m[1]], content)
-    return content
+    """Put what stands behind the slots back; leave bare formulas."""
+    content = FILLED.sub(lambda m: slots[m[1]], content)
+    return re.sub(r"<i data-search-exclude>(kxm\w+)</i>", r"\1", content)
 
 
 # Notebooks
@@ -292,16 +317,17 @@ def site_notebook(page, book, slots, formulas):
     cells, count = [], 0
     for piece in pieces(page, book.runs[page.key]):
         if isinstance(piece, Text):
-            cells.append(new_markdown_cell(piece.text))
+            cells.append(text_cell(piece.text))
         elif isinstance(piece[0], str):
-            cells.append(new_markdown_cell(site_prose(piece[0], page, piece[1], book, formulas)))
+            text = resolve_links(*piece[:1], page, piece[1], book, page.key)
+            cells.append(text_cell(site_prose(text, page, piece[1], book, formulas)))
         else:
             cell, outputs, timed = piece
             count += 1
             shown = output_html(page, cell, outputs, timed, book, formulas, f"c{count}")
             data = {"output_type": "display_data", "metadata": {}, "data": {"text/html": slots.put(shown)}}
-            cells.append(new_code_cell(cell.source, outputs=[nbformat.from_dict(data)] if shown else []))
-    return finish(merged(cells))
+            cells.append(code_cell(cell.source, [data] if shown else []))
+    return finish(cells)
 
 
 def reader_notebook(page, book, modules, closing):
@@ -312,57 +338,61 @@ def reader_notebook(page, book, modules, closing):
 
     cells = []
     if modules:
-        cells.append(new_code_cell(bring(modules), metadata={"tags": ["book-setup"], "jupyter": {"source_hidden": True}}))
+        cells.append(code_cell(bring(modules), tags=["book-setup"], jupyter={"source_hidden": True}))
     for piece in pieces(page, book.runs[page.key]):
         if isinstance(piece, Text):
-            cells.append(new_markdown_cell(piece.text))
+            cells.append(text_cell(piece.text))
         elif isinstance(piece[0], str):
-            text = EQUATION.sub(lambda m: f"\\tag{{{book.labels[m[1]].number}}}\n$$", piece[0])
-            cells.append(new_markdown_cell(portable(resolve(text, page, piece[1], book, link), book)))
+            text = resolve_links(resolve(piece[0], page, piece[1], book, link), page, piece[1], book, None)
+            cells.append(text_cell(portable(text, book)))
         else:
             cell, outputs, timed = piece
             tags = ["raises-exception"] * ("raises" in cell.options) + ["timing"] * timed
-            outputs = [nbformat.from_dict(output) for output in outputs]
-            cells.append(new_code_cell(cell.source, outputs=outputs, metadata={"tags": tags} if tags else {}))
+            cells.append(code_cell(cell.source, outputs, **({"tags": tags} if tags else {})))
             if label := cell.options.get("label"):
                 caption = resolve(cell.options["caption"], page, cell.line, book, link)
-                cells.append(new_markdown_cell(f"**{book.labels[label].text}.** {caption}"))
+                cells.append(text_cell(f"**{book.labels[label].text}.** {caption}"))
     works = "".join(f"- {closing['works'][key]}\n" for key in sorted(cited(page)))
-    cells.append(new_markdown_cell((f"**Works cited**\n\n{works}\n" if works else "") + closing["licence"]))
-    return finish(merged(cells))
+    cells.append(text_cell((f"**Works cited**\n\n{works}\n" if works else "") + closing["licence"]))
+    return finish(cells)
 
 
-def merged(cells):
-    """Join neighbouring text cells; drop empty ones."""
-    out = []
-    for cell in cells:
-        if cell.cell_type == "markdown" and out and out[-1].cell_type == "markdown":
-            out[-1].source += "\n" + cell.source
-        else:
-            out.append(cell)
-    for cell in out:
-        cell.source = cell.source.strip("\n")
-    return [cell for cell in out if cell.source]
+def text_cell(source):
+    """Return a text cell, unchecked: nbformat checks the whole notebook when it is written."""
+    return {"cell_type": "markdown", "metadata": {}, "source": source}
+
+
+def code_cell(source, outputs=(), **metadata):
+    """Return a code cell, unchecked."""
+    return {"cell_type": "code", "metadata": metadata, "source": source, "outputs": list(outputs)}
 
 
 def finish(cells):
-    """Return a notebook with stable ids and counts."""
-    count = 0
-    for number, cell in enumerate(cells):
-        cell.id = f"cell-{number}"
-        if cell.cell_type == "code":
+    """Return a notebook: neighbouring text cells joined, with stable ids and counts."""
+    joined, count = [], 0
+    for cell in cells:
+        if joined and cell["cell_type"] == joined[-1]["cell_type"] == "markdown":
+            joined[-1]["source"] += "\n" + cell["source"]
+        else:
+            joined.append(cell)
+    joined = [cell for cell in joined if cell["source"].strip()]
+    for number, cell in enumerate(joined):
+        cell |= {"id": f"cell-{number}", "source": cell["source"].strip("\n")}
+        if cell["cell_type"] == "code":
             count += 1
-            cell.execution_count = count
-            for output in cell.outputs:
-                if output.output_type == "execute_result":
-                    output.execution_count = count
+            cell["execution_count"] = count
+            counted = {"execution_count": count}
+            cell["outputs"] = [o | counted if "execution_count" in o else o for o in cell["outputs"]]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return new_notebook(cells=cells, metadata={"kernelspec": kernel, "language_info": {"name": "python"}})
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    notebook = {"cells": joined, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return nbformat.from_dict(notebook)
 
 
 def bring(modules):
     """Return the code of the first cell, which brings the book's modules along."""
-    texts = "".join(f"FILES[{name!r}] = r'''{source}'''\n" for name, source in modules.items())
+    plain = {name: re.sub(r"^# --8<-- .*\n", "", source, flags=re.M) for name, source in modules.items()}
+    texts = "".join(f"FILES[{name!r}] = r'''{source}'''\n" for name, source in plain.items())
     return (
         "# The book's own modules, so that this notebook needs nothing but its packages.\n"
         "import sys\nimport tempfile\nfrom pathlib import Path\n\nFILES = {}\n"
@@ -374,35 +404,33 @@ def bring(modules):
 
 def portable(text, book):
     """Turn Material's Markdown into what every notebook reader knows."""
-    text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.S)
-    text = re.sub(r"^(#+ .*?) *\{#[\w-]+\}$", r"\1", text, flags=re.M)
-    text = re.sub(r"</?span[^>]*>", "", text)
-    text = re.sub(r"\[([^\]]+)\]\((?:\.\./)?([\w/-]+)\.(?:md|ipynb)(?:#([\w-]+))?\)", lambda m: (
-        f"[{m[1]}]({book.href(None, m[2], m[3] or '')})"), text)
-    out, depth, folded = [], None, False
-    for row in [*text.split("\n"), "end"]:
-        head = re.match(r'^(!!!|\?\?\?\+?|===) (?:[\w-]+ ?)*"(.*)"', row)
-        if depth and row and not row.startswith("    "):
-            out.append("</details>\n" if folded else "")
-            depth = None
+    text = EQUATION.sub(lambda m: f"\\tag{{{book.labels[m[1]].number}}}\n$$", text)
+    text = THEOREM.sub(lambda m: f'{m[1]}!!! theorem "{book.labels[m[3]].text}. {m[2]}"', text)
+    text = re.sub(r"<!--.*?-->\n?|</?span[^>]*>", "", text, flags=re.S)
+    text = re.sub(r"^(#+ .*?) *\{#[\w-]+\}$|(?<=[])])\{ ?[.:#][^}\n]*\}", r"\1", text, flags=re.M)
+    out, folded = [], None  # None outside of a block, else whether it is folded
+    for row in text.split("\n"):
+        head = re.match(r'(!!!|\?\?\?\+?|===) (?:[\w-]+ ?)*"(.*)"', row)
+        if folded is not None and row and not row.startswith("    "):
+            out += ["</details>", ""] if folded else [""]
+            folded = None
         if head:
-            depth, folded = True, row.startswith("???")
-            out.append(f"<details><summary>{head[2]}</summary>\n" if folded else f"> **{head[2]}**\n>")
-        elif depth:
-            out.append(row[4:] if folded else f"> {row[4:]}".rstrip())
+            folded = row.startswith("???")
+            out += [f"<details><summary>{head[2]}</summary>" if folded else f"> **{head[2]}**"]
+        elif folded is False and (row or out[-1] != ">"):
+            out.append(f"> {row[4:]}".rstrip())
         else:
-            out.append(row)
-    return "\n".join(out[:-1])
+            out.append(row[4:] if folded else row)
+    return "\n".join([*out, "</details>"] if folded else out)
 
 
 def script(notebook):
     """Return the cells of a notebook as a plain Python script."""
-    copy = nbformat.from_dict(notebook)
     cells = []
-    for cell in copy.cells:
+    for cell in notebook.cells:
         source = cell.source
         if "raises-exception" in cell.metadata.get("tags", []):
             body = "\n".join("    " + row if row else row for row in source.split("\n"))
             source = f'try:\n{body}\nexcept Exception as error:\n    print(f"{{type(error).__name__}}: {{error}}")'
-        cells.append(new_code_cell(source) if cell.cell_type == "code" else new_markdown_cell(source))
-    return jupytext.writes(new_notebook(cells=cells), "py:percent")
+        cells.append(cell | {"source": source, "outputs": []} if cell.cell_type == "code" else cell)
+    return jupytext.writes(nbformat.from_dict(notebook | {"cells": cells}), "py:percent")
