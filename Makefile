@@ -99,7 +99,7 @@ lock: ## Write requirements.txt and package-lock.json anew (TORCH=2.13.0 chooses
 	$$env/bin/pip install --quiet -r $$env/wanted.txt torch==$(TORCH); \
 	{ echo "# Everything that builds and tests the book, by version: made by 'make lock' from"; \
 	  echo "# pyproject.toml, on Linux with Python 3.11. Do not edit; 'make' installs it."; \
-	  $$env/bin/pip freeze | sed -n 's/^\([A-Za-z0-9._-]*==[^+]*\).*/\1/p' | grep -v -e '^nvidia-' -e '^triton=='; \
+	  $$env/bin/pip freeze --all --exclude pip | sed -n 's/^\([A-Za-z0-9._-]*==[^+]*\).*/\1/p' | grep -v -e '^nvidia-' -e '^triton=='; \
 	} >$$env/lock.txt; mv $$env/lock.txt requirements.txt; rm -rf $$env
 	@$(MAKE) --no-print-directory $(VENV)/.installed
 	@$(NPM) install --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund

@@ -1,8 +1,7 @@
-"""The thin layer between MkDocs and the book: all pages are expanded, run and rendered, then handed over."""
+"""The thin layer between MkDocs and the book: it expands, runs and renders all pages at once."""
 
 import gc
 import hashlib
-import json
 import os
 import re
 import sys
@@ -23,9 +22,14 @@ from mkdocs.utils.meta import get_data
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from hooks import assets, expand, maths, parts, render, run  # noqa: E402
+from hooks import expand, maths, parts, render, run
 
 gc.set_threshold(1_000_000)  # a build is over before there is garbage worth a search
+LISTING = '<div class="highlight" data-search-exclude><pre><code>{}</code></pre></div>'
+LICENCE = (
+    "From [{}]({}). Code: MIT licence. Text and figures: "
+    "[CC BY-SA 4.0](https://creativecommons.org/licenses/by-sa/4.0/)."
+)
 made, drawn, numbers_of = {}, {}, {}  # from on_files until the pages are built
 
 
@@ -36,6 +40,16 @@ class Made(NamedTuple):
     slots: dict
     formulas: list
     downloads: str
+
+
+class Site(NamedTuple):
+    """What the making of pages needs of the site and of MkDocs."""
+
+    root: Path
+    files: object
+    config: object
+    works: dict  # key → (words for a sentence, entry for the list)
+    book: render.Book
 
 
 @event_priority(100)  # before mkdocs-jupyter takes its files
@@ -52,47 +66,34 @@ def on_files(files, config):
 
 
 def make(root, files, config):
-    """Expand, run and render all pages; add notebooks and scripts to `files`."""
+    """Expand, check, run and render all pages; add notebooks, scripts and fonts to `files`."""
     pages, executed = read_pages(root, files)
     keys = [key for key in nav_keys(config.nav) if key == "index" or f"solutions/{key}" in executed]
     numbers = {key: str(n) if n else "" for n, key in enumerate(keys, "index" not in keys)}
-    folder = root / run.FOLDER / "pages"
-    literature = kept(folder, parts.read_works, (root / "docs/references.bib").read_text(encoding="utf-8"))
-    running = [page for page in pages if page.key in executed]
-    runs = run.run_pages(root, running, progress(running))
-    show_times(runs)
+    works = kept(root, parts.read_works, (root / "docs/references.bib").read_text("utf-8"))
     urls = {page.key: page_url(page.key, files, config) for page in pages}
 
     def href(start, key, anchor):
         end = urls[key] + (f"#{anchor}" if anchor else "")
-        return get_relative_url(end, urls[start]) if start else config.site_url + end.removeprefix("./")
+        web = config.site_url + end.removeprefix("./")
+        return get_relative_url(end, urls[start]) if start else web
 
     labels = render.collect_labels(pages, numbers)
-    words = {key: sentence for key, (sentence, _) in literature.items()}
-    book = render.Book(numbers, labels, words, runs, href)
+    words = {key: sentence for key, (sentence, _) in works.items()}
+    book = render.Book(numbers, labels, words, {}, href)
+    for page in pages:
+        render.check(page, book)
+    running = [page for page in pages if page.key in executed]
+    book.runs.update(run.run_pages(root, running, progress(running)))
+    show_times(book.runs)
+    site = Site(root, files, config, works, book)
     made.clear()
+    for page in pages:
+        made[page.key] = make_page(site, page, pages)
+    typeset(root, pages)
     numbers_of.clear()
     numbers_of.update({label: found.number for label, found in labels.items()})
-    for page in pages:
-        slots, formulas, downloads = render.Slots(), [], ""
-        if page.key.startswith("solutions/"):
-            text = write_notebook(root, render.site_notebook(page, book, slots, formulas), page, files, config)
-        else:
-            text = render.page_markdown(page, book, slots, formulas)
-        if page.key in executed:
-            downloads = add_downloads(root, page, book, literature, files, config)
-        if page.key == "references":
-            text = text.replace("<!-- references -->", cited_works(pages, book, literature))
-        if page.key == "api":
-            text = re.sub(r"<!-- names of (\S+) -->", lambda m: parts.list_names((root / m[1]).read_text("utf-8")), text)
-        made[page.key] = Made(text, slots, formulas, downloads)
-    typeset(root, pages)
-    said = set().union(*(text for page in made.values() for text in (page.text, *page.slots.values())))
-    locks = "".join((root / name).read_text() for name in ("requirements.txt", "package-lock.json"))
-    third_party = kept(folder, lambda _: parts.third_party_markdown(root), locks)
-    files.append(File.generated(config, "third-party.md", content=third_party))
-    for address, content in assets.npm_files(root, said, drawn.values(), root / run.FOLDER / "fonts").items():
-        files.append(File.generated(config, address, content=content))
+    add_others(site)
 
 
 def read_pages(root, files):
@@ -101,7 +102,7 @@ def read_pages(root, files):
     for file in list(files):
         name, key = f"docs/{file.src_uri}", file.src_uri.rpartition(".")[0]
         if file.src_uri.startswith("solutions/") and file.src_uri.endswith(".py"):
-            pages.append(expand.Page(key, name, expand.read_percent(file.content_string, name, root)))
+            blocks = expand.read_percent(file.content_string, name, root)
             executed.add(key)
         elif file.src_uri.endswith(".md") and file.abs_src_path:
             body, meta = get_data(file.content_string)
@@ -112,8 +113,12 @@ def read_pages(root, files):
                 executed.add(key)
             elif cell:
                 raise expand.BookError(name, cell.line, "a cell on a page without `execute: true`")
-            pages.append(expand.Page(key, name, blocks))
-        if file.src_uri.endswith((".py", ".bib")):
+        else:
+            if file.src_uri.endswith((".py", ".bib")):
+                files.remove(file)
+            continue
+        pages.append(expand.Page(key, name, blocks))
+        if file.src_uri.endswith(".py"):
             files.remove(file)
     return pages, executed
 
@@ -133,61 +138,79 @@ def page_url(key, files, config):
     return f"{key}/" if config.use_directory_urls else f"{key}.html"
 
 
-def write_notebook(root, notebook, page, files, config):
-    """Give mkdocs-jupyter the notebook of a solutions page; return its text."""
-    folder, text = root / run.FOLDER / "pages", nbformat.writes(notebook)
-    path = folder / f"{page.key}.ipynb"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    run.write_whole(path, text)
-    files.append(File(f"{page.key}.ipynb", str(folder), config.site_dir, config.use_directory_urls))
-    return text
+def make_page(site, page, pages):
+    """Render a page, with the lists that belong on it; add its downloads to the files."""
+    slots, formulas, downloads = render.Slots(), [], ""
+    if page.key.startswith("solutions/"):
+        notebook = render.site_notebook(page, site.book, slots, formulas)
+        text, folder = nbformat.writes(notebook), site.root / run.FOLDER / "pages"
+        run.write_whole(folder / f"{page.key}.ipynb", text)
+        where = (str(folder), site.config.site_dir, site.config.use_directory_urls)
+        site.files.append(File(f"{page.key}.ipynb", *where))
+    else:
+        text = render.page_markdown(page, site.book, slots, formulas)
+    if page.key in site.book.runs:
+        downloads = add_downloads(site, page)
+    if page.key == "references":
+        text = text.replace("<!-- references -->", cited_works(site, pages))
+    for mark, name in re.findall(r"(<!-- names of (\S+) -->)", text):
+        text = text.replace(mark, parts.list_names((site.root / name).read_text("utf-8")))
+    return Made(text, slots, formulas, downloads)
 
 
-def add_downloads(root, page, book, literature, files, config):
+def add_downloads(site, page):
     """Add the notebook and the script of a page; return the links to them as HTML."""
-    names = [n for n in book.runs[page.key].files if re.fullmatch(r"snippets/\w+\.py", n)]
-    modules = {name: (root / name).read_text(encoding="utf-8") for name in sorted(names)}
-    licence = (
-        f"From [{config.site_name}]({config.site_url}). Code: MIT licence. Text and figures: "
-        "[CC BY-SA 4.0](https://creativecommons.org/licenses/by-sa/4.0/)."
-    )
-    closing = {"licence": licence, "works": {key: entry for key, (_, entry) in literature.items()}}
-    notebook = render.reader_notebook(page, book, modules, closing)
-    links = []
-    for suffix, words, content in (
-        ("ipynb", "Notebook", nbformat.writes(notebook) + "\n"),
-        ("py", "Python script", render.script(notebook)),
-    ):
+    names = [n for n in site.book.runs[page.key].files if re.fullmatch(r"snippets/\w+\.py", n)]
+    modules = {name: (site.root / name).read_text("utf-8") for name in sorted(names)}
+    licence = LICENCE.format(site.config.site_name, site.config.site_url)
+    closing = {"licence": licence, "works": {key: entry for key, (_, entry) in site.works.items()}}
+    notebook = render.reader_notebook(page, site.book, modules, closing)
+    contents = {"ipynb": nbformat.writes(notebook) + "\n", "py": render.script(notebook)}
+    here, links = site.book.href(None, page.key, "").removeprefix(site.config.site_url), []
+    for suffix, words in (("ipynb", "Notebook"), ("py", "Python script")):
         name = f"downloads/{page.key}.{suffix}"
-        files.append(File.generated(config, name, content=content))
-        address = get_relative_url(name, book.href(None, page.key, "").removeprefix(config.site_url))
-        links.append(f'<a href="{address}" download>{words}</a>')
+        site.files.append(File.generated(site.config, name, content=contents[suffix]))
+        links.append(f'<a href="{get_relative_url(name, here)}" download>{words}</a>')
     return f'<p class="book-downloads" data-search-exclude>Take it along: {" · ".join(links)}</p>'
 
 
-def cited_works(pages, book, literature):
+def cited_works(site, pages):
     """Return the list of works for the page of references."""
     cited = {}
     for page in pages:
-        label = book.labels.get("sec-" + page.key.removeprefix("solutions/"))
+        label = site.book.labels.get("sec-" + page.key.removeprefix("solutions/"))
         words = label.text if label else page.key
         words += " (solutions)" if page.key.startswith("solutions/") else ""
-        link = f'<a class="book-ref" href="{book.href("references", page.key, "")}">{words}</a>'
+        address = site.book.href("references", page.key, "")
         for key in sorted(render.cited(page)):
-            cited.setdefault(key, []).append(link)
-    return parts.list_works(literature, cited)
+            cited.setdefault(key, []).append(f'<a class="book-ref" href="{address}">{words}</a>')
+    return parts.list_works(site.works, cited)
 
 
 def typeset(root, pages):
     """Let KaTeX draw the formulas of all pages."""
     found = [(page, formula) for page in pages for formula in made[page.key].formulas]
+    formulas = [(formula.tex, formula.display) for _, formula in found]
     try:
-        html = maths.typeset([(f.tex, f.display) for _, f in found], root / run.FOLDER / "maths.json", root)
+        html = maths.typeset(formulas, root / run.FOLDER / "maths.json", root)
     except ValueError as error:
         page, formula = found[error.args[0]]
-        raise expand.BookError(page.file, formula.line, f"{error.args[1]} in {formula.tex}") from None
+        message = f"{error.args[1]} in {formula.tex}"
+        raise expand.BookError(page.file, formula.line, message) from None
     drawn.clear()
     drawn.update({formula.token: text for (_, formula), text in zip(found, html, strict=True)})
+
+
+def add_others(site):
+    """Add what others made: fonts and styles, and the page that names and thanks them."""
+    root, said = site.root, set()
+    for page in made.values():
+        said.update(page.text, *page.slots.values())
+    locks = "".join((root / name).read_text() for name in ("requirements.txt", "package-lock.json"))
+    thanks = kept(root, lambda _: parts.third_party_markdown(root), locks)
+    fonts = parts.npm_files(root, said, drawn.values(), root / run.FOLDER / "fonts")
+    for address, content in {"third-party.md": thanks, **fonts}.items():
+        site.files.append(File.generated(site.config, address, content=content))
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -202,14 +225,14 @@ def on_page_content(html, page, config, files):
     if key not in made:
         return html
     if key.startswith("solutions/"):
-        html, tokens = kept(Path(config.config_file_path).parent / run.FOLDER / "pages", notebook_page, html)
+        html, tokens = kept(Path(config.config_file_path).parent, notebook_page, html)
         page.toc = get_toc(tokens)
     return render.hide(html.replace("</h1>", "</h1>" + made[key].downloads, 1))
 
 
 def on_post_page(output, page, config):
     """Put outputs, figures and formulas into the page."""
-    key = page.file.src_uri.rpartition(".")[0]
+    key, output = page.file.src_uri.rpartition(".")[0], stay_here(output)
     if key not in made:
         return output
     formulas = made[key].formulas
@@ -217,46 +240,54 @@ def on_post_page(output, page, config):
     return maths.put_maths(output, formulas, [drawn[f.token] for f in formulas], numbers_of)
 
 
+def on_post_template(output, template_name, config):
+    """Keep pages that are made of a template alone, such as 404, from asking elsewhere."""
+    return stay_here(output)
+
+
+def stay_here(output):
+    """Keep Material's script from asking GitHub for the stars of the repository."""
+    return output.replace('data-md-component="source"', "")
+
+
 def notebook_page(html):
-    """Return the cells of a page by mkdocs-jupyter in the markup of all other pages, and its contents."""
-    html = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.S)  # 574 kB for a whole JupyterLab
+    """Return a page of mkdocs-jupyter in the markup of all other pages, and its contents."""
+    html = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.S)  # 574 kB for JupyterLab
     soup, out, tokens = BeautifulSoup(html, "html.parser"), [], []
     for head in soup.select("h1, h2, h3"):
         head.select_one("a.anchor-link").decompose()
         title = head.get_text()
         exercise = re.match(r"Exercise (\d+)", title)
-        head["id"] = f"exercise-{exercise[1]}" if exercise else slugify(title, "-")
-        link = soup.new_tag("a", href=f"#{head['id']}", title="Link to this place", attrs={"class": "headerlink"})
-        link.string = "#"
-        head.append(link)
-        tokens.append({"level": int(head.name[1]), "id": head["id"], "name": title, "children": []})
-    for cell in soup.select(".jp-Cell"):
+        name = head["id"] = f"exercise-{exercise[1]}" if exercise else slugify(title, "-")
+        link = f'<a class="headerlink" href="#{name}" title="Link to this place">#</a>'
+        head.append(BeautifulSoup(link, "html.parser"))
+        tokens.append({"level": int(head.name[1]), "id": name, "name": title, "children": []})
+    for cell in soup.select(".jp-Cell[id]"):  # a code cell stands in one more, without
         if code := cell.select_one(".jp-InputArea pre"):
-            rows = code.decode_contents().strip("\n")
-            out.append(f'<div class="highlight" data-search-exclude><pre><code>{rows}</code></pre></div>')
-            out += [shown.decode_contents() for shown in cell.select(".jp-OutputArea-output")]
-        else:
-            out += [text.decode_contents() for text in cell.select(".jp-MarkdownOutput, .jp-RenderedMarkdown")]
+            out.append(LISTING.format(code.decode_contents().strip("\n")))
+        shown = ".jp-OutputArea-output, .jp-MarkdownOutput, .jp-RenderedMarkdown"
+        out += [text.decode_contents() for text in cell.select(shown)]
     tokens[0]["children"] = [token for token in tokens[1:] if token["level"] == 2]
     return "\n".join(out), tokens[:1]
 
 
-def kept(folder, function, text):
-    """Return what `function` makes of a text, from a file in `folder` if it was made before."""
-    name = hashlib.sha256((Path(__file__).read_text() + text).encode()).hexdigest()
-    path = folder / f"{name}.json"
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):  # not there, or damaged
-        made_now = function(text)
-        run.write_whole(path, json.dumps(made_now))
-        return made_now
+def kept(root, function, text):
+    """Return what `function` makes of a text, from the cache if it was made before."""
+    own = [Path(file).read_text("utf-8") for file in (__file__, parts.__file__)]
+    name = hashlib.sha256("\0".join([*own, text]).encode()).hexdigest()
+    path = root / run.FOLDER / "pages" / f"{name}.json"
+    value = run.read_entry(path)  # None if it is not there, or damaged
+    if value is None:
+        value = function(text)
+        run.write_entry(path, value)
+    return value
 
 
 def progress(pages):
     """Return what the executor calls after each cell: a bar on a terminal, else a line a page."""
     done, lock, start = {}, threading.Lock(), time.perf_counter()
-    bar = tqdm(total=sum(len(run.page_cells(p)) for p in pages), unit="cell", leave=False, disable=None)
+    cells = sum(len(run.page_cells(page)) for page in pages)
+    bar = tqdm(total=cells, unit="cell", leave=False, disable=None)
 
     def tell(page, count, total):
         with lock:
@@ -264,9 +295,10 @@ def progress(pages):
             bar.update(count - done.get(page.key, 0))
             bar.set_description(f"{page.key} {count}/{total}" + " (cache)" * (first and count > 0))
             done[page.key] = count
-            if bar.disable and (first or count == total) and not (first and count == total):
+            if bar.disable and first != (count == total):
                 what = f"from cell {count + 1}" if first else "done"
-                print(f"  {time.perf_counter() - start:6.1f} s  {page.key}: {what} of {total}", flush=True)
+                seconds = time.perf_counter() - start
+                print(f"  {seconds:6.1f} s  {page.key}: {what} of {total}", flush=True)
 
     return tell
 
@@ -274,5 +306,6 @@ def progress(pages):
 def show_times(runs):
     """Print the seconds of each page, and what of it came from the cache."""
     print(f"  {'page':44}{'cells':>6}{'from cache':>12}{'seconds':>9}")
-    for key, result in sorted(runs.items()):
-        print(f"  {key:44}{len(result.outputs):6}{result.kept:12}{sum(result.seconds[result.kept:]):9.1f}", flush=True)
+    for key, done in sorted(runs.items()):
+        seconds = sum(done.seconds[done.kept :])
+        print(f"  {key:44}{len(done.outputs):6}{done.kept:12}{seconds:9.1f}", flush=True)

@@ -1,37 +1,26 @@
-"""Expand a page: from its source text to prose, cells and inline values.
+"""Expand a page: from its source to prose, cells and inline values, each with its place.
 
-    docs/<key>.md            ```python fences and `{python} …` spans
-    docs/solutions/<key>.py  # %% cells, read by jupytext
-
-Every piece knows the file and line it came from, so that whatever goes
-wrong later can be told with its place.
+docs/<key>.md            ```python fences and `{python} …` spans
+docs/solutions/<key>.py  # %% cells, read by jupytext
 """
 
-import ast
+import os
 import re
-import textwrap
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import jupytext
 import yaml
 
-FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<ticks>`{3,}|~{3,})(?P<info>[^`]*)$")
-INCLUDE = re.compile(r'^--8<-- "(?P<file>[^":]+)(?::(?P<region>[\w-]+))?"$')
-MARKER = re.compile(r"^\s*# --8<-- \[(?P<edge>start|end):(?P<name>[\w-]+)\]\s*$")
+FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`]*)")
+NEARLY = re.compile(r"[\s{.]*i?py\w", re.I)  # what some tools run and others do not
+INCLUDE = re.compile(r'--8<-- "([^":]+)(?::([\w-]+))?"')
+MARKER = re.compile(r"\s*# --8<-- \[(start|end):([\w-]+)\]\s*")
 SPAN = re.compile(r"(?<!`)(`+)(?!`)((?:(?!\n[ \t]*\n).)+?)(?<!`)\1(?!`)", re.S)
-OPTIONS = {
-    "label": str,
-    "caption": str,
-    "alt": str,
-    "echo": bool,
-    "raises": str,
-    "check": bool,
-    "cache": bool,
-    "timing": bool,
-    "stderr": bool,
-    "timeout": (int, float),
-}
+LABEL = re.compile(r"(fig|tbl)-[a-z0-9-]*[a-z0-9]")
+OPTIONS = dict.fromkeys(("label", "caption", "alt", "raises"), str)
+OPTIONS |= dict.fromkeys(("echo", "check", "cache", "timing", "stderr"), bool) | {"timeout": int}
 
 
 class BookError(Exception):
@@ -60,10 +49,12 @@ class Cell(NamedTuple):
 
 
 class Inline(NamedTuple):
-    """An expression whose value stands in a sentence."""
+    """An expression whose value stands in a sentence: a cell without options."""
 
     source: str
     line: int
+    origin: list
+    options: dict
 
 
 class Page(NamedTuple):
@@ -76,151 +67,168 @@ class Page(NamedTuple):
 
 def read_markdown(text, file, root, line=1):
     """Return the blocks of Markdown `text`, whose first line is `line`."""
-    blocks, prose, opened, body = [], [], None, []
-
-    def flush(end):
-        blocks.extend(split_inline("".join(prose), end - len(prose), file))
-        prose.clear()
-
-    for place, row in enumerate(text.splitlines(), line):
-        if opened and row.strip().startswith(opened["ticks"]) and not row.strip().strip(opened["ticks"][0]):
-            if opened["info"] == "python":
-                blocks.append(make_cell(body, start, file, root))
-            else:
-                blocks.append(Text("\n".join([opened.string, *body, row, ""]), start, raw=True))
-            opened, body = None, []
-        elif opened and "```" in row:
-            raise BookError(file, place, "a fence inside a fence: document testers would stop here")
-        elif opened:
-            body.append(row)
-        elif match := FENCE.match(row):
-            check_fence(match, file, place)
-            flush(place)
-            opened, start = match, place
-        elif "```" in row:
-            raise BookError(file, place, "``` inside a line of text, where only some readers see a fence")
-        else:
+    rows, blocks, prose, at = text.removesuffix("\n").split("\n"), [], [], 0
+    while at < len(rows):
+        row, place, fence = rows[at], line + at, FENCE.fullmatch(rows[at])
+        at += 1
+        if not fence:
+            if "```" in row or "--8<--" in row:
+                raise BookError(file, place, "fences and includes stand on lines of their own")
             prose.append(row + "\n")
-    if opened:
-        raise BookError(file, start, "this fence is never closed")
-    flush(line + len(text.splitlines()))
-    return blocks
-
-
-def check_fence(fence, file, line):
-    """Refuse a Python fence that some tools would run and others would not."""
-    language = re.sub(r"^[\s{.]+", "", fence["info"]).split(" ")[0].strip("}").lower()
-    if fence.string == "```python" or not re.match(r"i?py(?!$)", language):
-        return
-    if fence["indent"] and language == "python":
-        raise BookError(file, line, "an indented ```python is not a cell: move it to the left margin, or write ```py")
-    raise BookError(file, line, f"write ```python (a cell) or ```py (only shown), not {fence.string.strip()}")
+            continue
+        if row != "```python" and NEARLY.match(fence[3]):
+            right = "```python at the left margin (a cell) or ```py (only shown)"
+            raise BookError(file, place, f"write {right}, not {row.strip()}")
+        end, closing = fence[1] + fence[2], at
+        while closing < len(rows) and rows[closing].rstrip() != end and "```" not in rows[closing]:
+            closing += 1
+        if closing == len(rows):
+            raise BookError(file, place, "this fence is never closed")
+        if rows[closing].rstrip() != end:
+            problem = f"a fence inside that of line {place}, unless that one is not closed"
+            raise BookError(file, line + closing, problem)
+        blocks += split_inline("".join(prose), place - len(prose), file)
+        if row == "```python":
+            blocks.append(make_cell(rows[at:closing], place, file, root))
+        else:
+            body, _ = include(rows[at:closing], place + 1, file, root)
+            blocks.append(Text("\n".join([row, *body, end, ""]), place, raw=True))
+        prose, at = [], closing + 1
+    return blocks + split_inline("".join(prose), line + at - len(prose), file)
 
 
 def read_percent(text, file, root):
     """Return the blocks of a percent-format notebook."""
-    rows, blocks, at = text.splitlines(), [], 0
-    starts = [i for i, row in enumerate(rows) if row.startswith("# %%")]
-    cells = [c for c in jupytext.reads(text, "py:percent").cells if c.cell_type != "raw"]
+    rows, blocks = text.split("\n"), []
+    starts = [place for place, row in enumerate(rows, 1) if row.startswith("# %%")]
+    cells = [cell for cell in jupytext.reads(text, "py:percent").cells if cell.cell_type != "raw"]
     if len(cells) != len(starts):
-        raise BookError(file, starts[0] + 1 if starts else 1, "code or text stands before the first # %%")
-    for cell, at in zip(cells, starts, strict=True):
-        line = at + 2
-        while line <= len(rows) and not rows[line - 1].strip():
-            line += 1
-        if cell.cell_type == "markdown":
-            found = read_markdown(cell.source + "\n", file, root, line)
-            if code := next((b for b in found if isinstance(b, Cell)), None):
-                raise BookError(file, code.line, "code in a text cell: give it a # %% cell")
-            blocks += found
-        else:
-            blocks.append(make_cell(cell.source.split("\n"), line - 1, file, root))
+        raise BookError(
+            file, 1, "all stands below # %% (code) or # %% [markdown] lines, written so"
+        )
+    for cell, start in zip(cells, starts, strict=True):
+        blank = (i for i, row in enumerate(rows[start:]) if row.strip() not in ("", '"""'))
+        place = start + next(blank, 0)
+        if cell.cell_type == "code":
+            blocks.append(make_cell(cell.source.split("\n"), place, file, root))
+            continue
+        found = read_markdown(cell.source, file, root, place + 1)
+        if code := next((block for block in found if isinstance(block, Cell)), None):
+            raise BookError(file, code.line, "code in a text cell: give it a # %% cell")
+        blocks += found
     return blocks
 
 
-def make_cell(body, line, file, root):
-    """Return the cell with lines `body` below the fence at `line`."""
-    count = next((i for i, row in enumerate(body) if not row.startswith("#|")), len(body))
-    options = read_options(body[:count], file, line)
-    source, origin = [], []
-    for number, row in enumerate(body[count:], line + count + 1):
-        if match := INCLUDE.match(row):
-            part, start = region(root, match["file"], match["region"], file, number)
-            source += part
-            origin += [(match["file"], start + i) for i in range(len(part))]
-        elif row.startswith("#|") or "--8<--" in row:
-            raise BookError(file, number, f"cannot read {row.strip()!r}: options come first, includes stand alone")
-        else:
-            source.append(row)
-            origin.append((file, number))
-    if not any(row.strip() for row in source):
+def make_cell(rows, line, file, root):
+    """Return the cell with these `rows` below `line`."""
+    count = next((i for i, row in enumerate(rows) if not row.startswith("#|")), len(rows))
+    options = read_options(rows[:count], line + 1, file)
+    source, origin = include(rows[count:], line + 1 + count, file, root)
+    if not "".join(source).strip():
         raise BookError(file, line, "this cell is empty")
-    if found := next((i for i, row in enumerate(source) if "```" in row), None):
-        raise BookError(*origin[found], "``` inside code: document testers would end the cell here")
+    for row, place in zip(source, origin, strict=True):
+        if "```" in row or row.startswith("#|"):
+            raise BookError(*place, "options come first in a cell, and a fence ends it")
+    check_python("\n".join(source), origin, "exec")
     return Cell("\n".join(source).rstrip(), line, origin, options)
 
 
-def read_options(rows, file, line):
-    """Return the options of a cell, checked."""
-    try:
-        options = yaml.safe_load("\n".join(row[2:].removeprefix(" ") for row in rows)) or {}
-    except yaml.YAMLError as error:
-        row = error.problem_mark.line if getattr(error, "problem_mark", None) else 0
-        raise BookError(file, line + 1 + row, f"cannot read this option ({error.problem}); quote its value") from None
-    if not isinstance(options, dict):
-        raise BookError(file, line + 1, "options are written #| name: value")
-    for name, value in options.items():
-        if name not in OPTIONS:
-            raise BookError(file, line + 1, f"there is no option {name!r}; there are {', '.join(OPTIONS)}")
-        if not isinstance(value, OPTIONS[name]):
-            raise BookError(file, line + 1, f"the option {name} cannot be {value!r}")
-    label = options.get("label", "fig-")
-    if not re.fullmatch(r"(fig|tbl)-[a-z0-9-]*", label):
-        raise BookError(file, line + 1, f"a label starts with fig- or tbl- and has small letters: {label!r}")
+def read_options(rows, line, file):
+    """Return the options of a cell, of which the first stands at `line`."""
+    options, parts = {}, []
+    for place, row in enumerate(rows, line):
+        if row[2:4].strip() or not parts:
+            parts.append((place, row[2:]))
+        else:  # an indented line goes on with the value
+            parts[-1] = parts[-1][0], parts[-1][1] + "\n" + row[2:]
+    for place, text in parts:
+        try:
+            ((name, value),) = yaml.safe_load(text).items()
+        except (yaml.YAMLError, AttributeError, ValueError):
+            problem = f"write `#| name: value`, quoted where needed, not {text.strip()!r}"
+            raise BookError(file, place, problem) from None
+        kind = OPTIONS.get(name)
+        if not kind or name in options:
+            raise BookError(
+                file, place, f"the options are {', '.join(OPTIONS)}, each once: {name!r}"
+            )
+        if type(value) is not kind or (kind is not bool and value <= kind()):
+            raise BookError(file, place, f"the option {name} cannot be {value!r}")
+        if kind is str and (" #" in text and " #" not in value or "{python}" in value):
+            raise BookError(
+                file, place, f"quote {name}: # starts a comment; {{python}} cannot stand in it"
+            )
+        if name == "label" and not LABEL.fullmatch(value):
+            raise BookError(
+                file, place, f"a label is fig- or tbl- and small letters, not {value!r}"
+            )
+        options[name] = value
     if "label" in options and "caption" not in options:
-        raise BookError(file, line + 1, f"{label} has no caption")
+        raise BookError(file, line, f"{options['label']} has no caption")
     return options
 
 
+def check_python(source, origin, mode):
+    """Refuse what is not plain Python, as a notebook's % and ! are, and what Python warns of."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            compile(source, "cell", mode)
+    except (SyntaxError, ValueError) as error:  # the second for a zero byte
+        place = origin[min(getattr(error, "lineno", 0) or 1, len(origin)) - 1]
+        message = f"{type(error).__name__}: {getattr(error, 'msg', error)}"
+        raise BookError(*place, message, source) from None
+
+
+def include(rows, line, file, root):
+    """Return `rows` with regions in place of includes, and the place of each: (file, line)."""
+    source, origin = [], []
+    for place, row in enumerate(rows, line):
+        part, name, start = [row], file, place
+        if match := INCLUDE.fullmatch(row):
+            name = match[1]
+            part, start = region(root, name, match[2], file, place)
+        elif "--8<--" in row:
+            raise BookError(file, place, 'an include is written --8<-- "file:region", alone')
+        source += part
+        origin += [(name, start + i) for i in range(len(part))]
+    return source, origin
+
+
 def region(root, name, wanted, file, line):
-    """Return the lines of a named region and the line where they start."""
-    path = (Path(root) / name).resolve()
-    if not path.is_relative_to(Path(root).resolve()) or not path.is_file():
+    """Return the lines of a file, or of a named region of it, and the line where they start."""
+    path = Path(os.path.abspath(root / name))
+    if not path.is_relative_to(os.path.abspath(root)) or not path.is_file():
         raise BookError(file, line, f"there is no file {name}")
-    rows = path.read_text(encoding="utf-8").splitlines()
+    try:
+        rows = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise BookError(name, 1, f"this file is not UTF-8: {error}") from None
+    first, last = 0, len(rows)
     if wanted:
-        edges = [(i, m["edge"]) for i, row in enumerate(rows) if (m := MARKER.match(row)) and m["name"] == wanted]
+        marks = [(i, mark) for i, row in enumerate(rows, 1) if (mark := MARKER.fullmatch(row))]
+        edges = [(i, mark[1]) for i, mark in marks if mark[2] == wanted]
         if [edge for _, edge in edges] != ["start", "end"]:
-            raise BookError(file, line, f"{name} has no region {wanted!r} that starts once and ends once")
-        first, last = edges[0][0] + 1, edges[1][0]
-    else:
-        first, last = 0, len(rows)
-    while first < last and not rows[first].strip():
-        first += 1
-    while last > first and not rows[last - 1].strip():
-        last -= 1
-    if first == last or any(MARKER.match(row) for row in rows[first:last]):
-        raise BookError(file, line, f"the region {wanted!r} of {name} is empty or holds another region")
-    return textwrap.dedent("\n".join(rows[first:last])).split("\n"), first + 1
+            problem = f"{name} has no region {wanted!r} that starts once and ends once"
+            raise BookError(file, line, problem)
+        first, last = edges[0][0], edges[1][0] - 1
+    if any(MARKER.fullmatch(row) for row in rows[first:last]) or not "".join(rows[first:last]):
+        raise BookError(file, line, f"this part of {name} is empty or holds another region")
+    return rows[first:last], first + 1
 
 
 def split_inline(prose, line, file):
     """Return `prose` as text and inline expressions, in order."""
     blocks, last = [], 0
     for match in SPAN.finditer(prose):
-        if match[1] != "`" or not match[2].startswith("{python} "):
-            continue
-        source = match[2].removeprefix("{python} ").strip()
-        place = line + prose.count("\n", 0, match.start())
-        try:
-            ast.parse(source, mode="eval")
-        except SyntaxError as error:
-            raise BookError(file, place, f"{type(error).__name__}: {error.msg} in {match[0]}") from None
-        blocks.append(Text(prose[last : match.start()], line + prose.count("\n", 0, last)))
-        blocks.append(Inline(source, place))
-        last = match.end()
-    blocks.append(Text(prose[last:], line + prose.count("\n", 0, last)))
-    return blocks
+        if match[1] == "`" and match[2].startswith("{python}"):
+            source = " ".join(match[2].removeprefix("{python}").split("\n")).strip()
+            place = line + prose.count("\n", 0, match.start())
+            check_python(source, [(file, place)], "eval")
+            blocks.append(Text(prose[last : match.start()], line + prose.count("\n", 0, last)))
+            blocks.append(Inline(source, place, [(file, place)], {}))
+            last = match.end()
+    return [*blocks, Text(prose[last:], line + prose.count("\n", 0, last))]
 
 
 def outside_code(change, prose):

@@ -1,5 +1,6 @@
-"""Make a drawing by matplotlib part of a page: one SVG for light and dark, small, with unique ids."""
+"""Make a drawing by matplotlib part of a page: one small SVG for light and dark."""
 
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -19,9 +20,8 @@ VARIABLES = {
 }
 LARGEST_RASTER = 2_000  # characters of base64: a marker may be one, a picture may not
 NAMESPACE = re.compile(r"\{[^}]*\}")
-SQUARE = re.compile(
-    r"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 L \1 \2(?: z)?"
-)
+SQUARE = re.compile(r"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 L \1 \2(?: z)?")
+POLYLINE = re.compile(r"M \S+ \S+(?: L \S+ \S+)+")
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
@@ -75,7 +75,7 @@ def _merge_cells(root: ElementTree.Element) -> None:
             if square:
                 x, y, to_x, to_y = map(float, square.groups())
                 wide, high = to_x - x, to_y - y
-                path.set("d", f"M{x:.6f} {y:.6f}h{wide:.6f}v{high:.6f}h{-wide:.6f}z")
+                path.set("d", f"M{x:.1f} {y:.1f}h{wide:.6f}v{high:.6f}h{-wide:.6f}z")
             if "fill-opacity: 0;" in path.get("style", ""):
                 group.remove(path)
                 continue
@@ -99,7 +99,8 @@ def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
         for key, value in element.attrib.items():
             element.set(key, REFERENCE.sub(rf"url(#{prefix}-\1)", value))
         if element.get("href", "").startswith("#"):
-            element.set("href", f"#{prefix}-{element.get('href')[1:]}")
+            # Not plain href: Material's instant navigation sets that, and fails on a drawing.
+            element.set("xlink:href", f"#{prefix}-{element.attrib.pop('href')[1:]}")
 
 
 def _tidy(element: ElementTree.Element) -> None:
@@ -115,8 +116,8 @@ def _tidy(element: ElementTree.Element) -> None:
             element.set(key, _recolour(f"{key}: {element.get(key)}").partition(": ")[2])
     for key in ("d", "x", "y", "points"):
         if key in element.attrib:
-            numbers = re.sub(r"-?\d+\.\d+", _shorten, element.get(key))
-            element.set(key, " ".join(numbers.split()))
+            numbers = re.sub(r"-?\d+\.\d+", _shorten, " ".join(element.get(key).split()))
+            element.set(key, POLYLINE.sub(_in_steps, numbers))
     if element.get("transform", "").startswith("rotate(-0 "):
         del element.attrib["transform"]
 
@@ -124,6 +125,19 @@ def _tidy(element: ElementTree.Element) -> None:
 def _shorten(number: re.Match) -> str:
     """Round to a hundredth of a point, which is finer than any screen."""
     return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def _in_steps(line: re.Match) -> str:
+    """Write a line as steps from point to point, in tenths: half as long as the points."""
+    points = [
+        [round(10 * float(number)) for number in point.split()]
+        for point in re.split("[ML]", line[0])[1:]
+    ]
+    steps = [
+        f"{(x - from_x) / 10:g} {(y - from_y) / 10:g}"
+        for (from_x, from_y), (x, y) in itertools.pairwise(points)
+    ]
+    return f"M{points[0][0] / 10:g} {points[0][1] / 10:g}l" + " ".join(steps)
 
 
 def _recolour(rule: str) -> str:
@@ -135,9 +149,7 @@ def _recolour(rule: str) -> str:
     if len(colour) == len("#rgb"):
         colour = "#" + "".join(2 * digit for digit in colour[1:])
     if colour not in VARIABLES:
-        raise ValueError(
-            f"the figure uses the colour {value}; use INK, RULE, ACCENT or SERIES of snippets.plotting"
-        )
+        raise ValueError(f"the figure has the colour {value}; use those of snippets.plotting")
     return f"{name}: var({VARIABLES[colour]})"
 
 

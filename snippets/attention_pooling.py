@@ -8,6 +8,8 @@ Kernels are functions of the scaled distance u = |query - key| / bandwidth.
 import torch
 from torch import nn
 
+from snippets.queries_keys_values import softmax
+
 
 # --8<-- [start:gaussian]
 def gaussian(distance):
@@ -91,12 +93,15 @@ def distances(queries, keys):
 def normalise(similarity):
     """Divide each row by its sum; a row of zeros stays a row of zeros.
 
-    similarity (T, S), not negative -> weights (T, S).
+    similarity (T, S), not negative -> weights (T, S), half precision and
+    whole numbers in float32.
     """
+    exact = torch.promote_types(similarity.dtype, torch.float32)
+    similarity = similarity.to(exact)
     total = similarity.sum(dim=-1, keepdim=True)  # (T, 1)
     # Below this total, gradients would overflow: such a row sends none.
-    limits = torch.finfo(total.dtype)
-    faint = total < limits.tiny / limits.eps
+    limits = torch.finfo(exact)
+    faint = total.abs() < limits.tiny / limits.eps
     similarity = torch.where(faint, similarity.detach(), similarity)
     total = torch.where(faint, total.detach(), total)
     return similarity / total.masked_fill(total == 0, 1)
@@ -108,7 +113,8 @@ def normalise(similarity):
 # --8<-- [start:check_sizes]
 def check_sizes(queries, keys, values, bandwidth):
     """Raise a `ValueError` with the numbers where something cannot fit."""
-    if queries.dim() not in (1, 2) or queries.shape[1:] != keys.shape[1:]:
+    same = queries.dim() == keys.dim() and queries.shape[1:] == keys.shape[1:]
+    if keys.dim() not in (1, 2) or not same:
         raise ValueError(
             f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)}"
             " must be (T,) and (S,), or (T, D) and (S, D)"
@@ -119,11 +125,29 @@ def check_sizes(queries, keys, values, bandwidth):
             f" not values of shape {tuple(values.shape)}"
         )
     # What is smaller than `tiny` may be 0 in float32.
-    if not bandwidth >= torch.finfo(torch.float32).tiny:
-        raise ValueError(f"bandwidth must be positive, not {bandwidth}")
+    tiny = torch.finfo(torch.float32).tiny
+    if torch.as_tensor(bandwidth).numel() != 1 or not bandwidth >= tiny:
+        raise ValueError(f"bandwidth must be one positive number: {bandwidth}")
 
 
 # --8<-- [end:check_sizes]
+
+
+# --8<-- [start:pool]
+def pool(weights, values):
+    """Average the values, each with its weight.
+
+    weights (T, S), values (S,) or (S, V) -> estimates (T,) or (T, V).
+    """
+    values = values.to(weights.dtype)
+    unread = (weights == 0).all(dim=0)  # (S,)
+    if values.dim() == 2:
+        unread = unread[:, None]
+    # 0 times NaN is NaN: what no query weighs must not be read.
+    return weights @ values.masked_fill(unread & ~values.isfinite(), 0)
+
+
+# --8<-- [end:pool]
 
 
 # --8<-- [start:nadaraya_watson]
@@ -139,7 +163,7 @@ def nadaraya_watson(queries, keys, values, kernel, bandwidth=1.0):
     """
     check_sizes(queries, keys, values, bandwidth)
     weights = normalise(kernel(distances(queries, keys) / bandwidth))
-    estimates = weights @ values.to(weights.dtype)
+    estimates = pool(weights, values)
     dtype = torch.result_type(queries, 1.0)  # integers become floats
     return estimates.to(dtype), weights.to(dtype)
 
@@ -170,7 +194,7 @@ def leave_one_out_error(keys, values, kernel, bandwidth):
     check_sizes(keys, keys, values, bandwidth)
     similarity = kernel(distances(keys, keys) / bandwidth)  # (S, S)
     weights = normalise(similarity.masked_fill(~others_mask(keys), 0))
-    misses = weights @ values.to(weights.dtype) - values
+    misses = pool(weights, values) - values
     return (misses * misses).mean().to(torch.result_type(keys, 1.0))
 
 
@@ -182,10 +206,14 @@ def gaussian_scores(queries, keys, log_bandwidth):
     """Give the logarithm of the Gaussian kernel, the score -u²/2.
 
     queries (T,) or (T, D), keys (S,) or (S, D), log_bandwidth () or (D,)
-    -> scores (T, S). A width per coordinate divides each coordinate.
+    -> scores (T, S). A width per coordinate divides each coordinate. Raises
+    `ValueError` for another number of widths.
     """
+    widths = log_bandwidth.numel()
+    if widths not in (1, *queries.shape[1:]):
+        raise ValueError(f"{widths} widths, but keys {tuple(keys.shape)}")
     exact = torch.promote_types(queries.dtype, torch.float32)
-    # Beyond e^20 either way float32 overflows, and no width is so wrong.
+    # Far beyond e^20 float32 overflows, and no width is so wrong.
     shrink = torch.exp(-log_bandwidth.to(exact).clamp(-20, 20))
     distance = distances(queries.to(exact) * shrink, keys.to(exact) * shrink)
     return -distance * distance / 2
@@ -194,45 +222,28 @@ def gaussian_scores(queries, keys, log_bandwidth):
 # --8<-- [end:gaussian_scores]
 
 
-# --8<-- [start:softmax_weights]
-def softmax_weights(scores, mask):
-    """Turn scores into weights: softmax over the keys that the mask allows.
-
-    scores (T, S), mask (T, S) -> weights (T, S), zeros where no key is
-    allowed. Half precision and extreme masks wait for section 3.
-    """
-    lowest = torch.finfo(scores.dtype).min
-    scores = scores.masked_fill(~mask, lowest)
-    return torch.softmax(scores, dim=-1).masked_fill(~mask, 0)
-
-
-# --8<-- [end:softmax_weights]
-
-
 # --8<-- [start:LearnedBandwidth]
 class LearnedBandwidth(nn.Module):
     """Pool with a Gaussian kernel whose width is a parameter."""
 
     def __init__(self, bandwidth=1.0):
-        """Start at a number, or at (D,) numbers, one a coordinate."""
+        """Start at one width, or at (D,) widths, one a coordinate."""
         super().__init__()
         start = torch.as_tensor(bandwidth, dtype=torch.get_default_dtype())
-        if not (start > 0).all():
+        if not ((start > 0) & start.isfinite()).all():
             raise ValueError(f"bandwidth must be positive, not {bandwidth}")
         self.log_bandwidth = nn.Parameter(start.log())
 
     def forward(self, queries, keys, values, leave_one_out=False):
-        """Do as `nadaraya_watson` does, or leave out each query's own key."""
+        """Do as `nadaraya_watson` does; leaving one out, queries are keys."""
         check_sizes(queries, keys, values, 1.0)
-        scores = gaussian_scores(queries, keys, self.log_bandwidth)
-        mask = torch.ones_like(scores, dtype=torch.bool)  # (T, S)
+        scores = gaussian_scores(queries, keys, self.log_bandwidth)  # (T, S)
         if leave_one_out:
-            check_sizes(keys, keys, queries, 1.0)  # T must be S
-            mask = others_mask(keys)
-        weights = softmax_weights(scores, mask)
+            check_sizes(keys, keys, queries, 1.0)
+            scores = scores.masked_fill(~others_mask(keys), -torch.inf)
+        weights = softmax(scores)
         dtype = torch.result_type(queries, 1.0)
-        estimates = weights @ values.to(weights.dtype)
-        return estimates.to(dtype), weights.to(dtype)
+        return pool(weights, values).to(dtype), weights.to(dtype)
 
 
 # --8<-- [end:LearnedBandwidth]

@@ -56,23 +56,22 @@ def length_mask(valid_lens, num_keys):
     valid_lens (B,) or (B, T), integers from 0 to S = num_keys
     → bool (B, 1, S) or (B, T, S).
     Raises `TypeError` unless the lengths are an integer tensor, `ValueError`
-    for other axes or a length that is out of range.
+    for other axes or a number that is out of range.
     """
     kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     if getattr(valid_lens, "dtype", None) not in kinds:
         raise TypeError("valid_lens must be a tensor of integers")
-    if valid_lens.ndim not in (1, 2):
+    if valid_lens.ndim not in (1, 2) or num_keys < 0:
         raise ValueError(
-            f"valid_lens has the shape {(*valid_lens.shape,)},"
-            " expected (B,) or (B, T)"
+            f"no mask over {num_keys} keys for valid_lens of the shape"
+            f" {tuple(valid_lens.shape)}, expected (B,) or (B, T)"
         )
-    wrong = (valid_lens < 0) | (valid_lens > num_keys)
+    lens = valid_lens.long()  # int8 could not be compared with S = 200
+    wrong = (lens < 0) | (lens > num_keys)
     if not wrong.is_meta and wrong.any():  # a meta tensor has no values
-        raise ValueError(
-            f"valid_lens must be from 0 to {num_keys},"
-            f" not {valid_lens[wrong].tolist()}"
-        )
-    lens = valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens
+        found = lens[wrong].tolist()
+        raise ValueError(f"valid_lens must be 0 to {num_keys}, not {found}")
+    lens = lens[:, None] if lens.ndim == 1 else lens
     return torch.arange(num_keys, device=lens.device) < lens[..., None]
 
 
@@ -132,17 +131,19 @@ def masked_softmax(scores, mask=None):
     """Normalise scores over the keys that the mask allows.
 
     scores (..., T, S), mask: see `check_mask` → weights like scores:
-    exp(score) over the sum of exp(score) at the allowed keys, 0 elsewhere. A
-    row with no key allowed becomes all zeros. Raises what `check_mask` does.
+    exp(score) over the sum of exp(score) at the allowed keys, 0 elsewhere.
+    Under a mask, a row with no key allowed, or with −∞ at all that are,
+    becomes all zeros. Raises what `check_mask` does.
     """
     if mask is None:
         return torch.softmax(scores, dim=-1)
     check_mask(mask, scores.shape)
-    empty = ~mask.any(dim=-1, keepdim=True)  # (..., T, 1)
     scores = scores.masked_fill(~mask, -math.inf)
+    barred = scores == -math.inf
+    empty = barred.all(dim=-1, keepdim=True)  # (..., T, 1)
     scores = scores.masked_fill(empty, 0.0)  # −∞ alone would give 0/0
     weights = torch.softmax(scores, dim=-1)
-    return weights.masked_fill(~mask, 0.0)
+    return weights.masked_fill(barred, 0.0)
 
 
 # --8<-- [end:masked_softmax]
@@ -287,6 +288,7 @@ def scaled_dot_product_attention(
     if score_bias is not None:
         check_bias(score_bias, scores.shape)
         scores = scores + score_bias.to(scores.dtype)
+        mask = scores != -math.inf if mask is None else mask
     weights = masked_softmax(scores, mask)
     return (weights @ value).to(dtype), weights.to(dtype)
 
@@ -313,6 +315,7 @@ def fused_attention(query, key, value, mask=None, *, dropout=0.0):
     query (..., T, D), key (..., S, D), value (..., S, V) → (..., T, V).
     Raises what `scaled_dot_product_attention` raises.
     """
+    dtype = query.dtype
     check_inputs(query, key, value, mask)
     scale_for(query, key)  # for its check of the widths
     causal = mask is not None and is_causal(mask)
@@ -327,7 +330,7 @@ def fused_attention(query, key, value, mask=None, *, dropout=0.0):
     output = F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p=dropout, is_causal=causal
     )
-    return output.squeeze(-3) if no_heads else output
+    return (output.squeeze(-3) if no_heads else output).to(dtype)
 
 
 # --8<-- [end:fused_attention]
@@ -354,7 +357,7 @@ class DotProductAttention(nn.Module):
         output, weights = scaled_dot_product_attention(query, key, value, mask)
         if self.training:
             *_, value = blank_unused(query, key, value, mask)
-            output = self.dropout(weights) @ value
+            output = (self.dropout(weights) @ value).to(output.dtype)
         return output, weights
 
 
@@ -476,8 +479,8 @@ def tiled_attention(
     query, key, value = prepare(query, key, value, mask)
     query = scale_for(query, key, scale) * query
     top = query.new_full((*query.shape[:-1], 1), -math.inf)
-    output = query.new_zeros(*query.shape[:-1], value.shape[-1])
-    state = top, torch.zeros_like(top), output
+    nothing = query @ key[..., :0, :].mT @ value[..., :0, :]  # all zeros
+    state = top, torch.zeros_like(top), nothing
     for start in range(0, key.shape[-2], tile_size):
         tile = slice(start, start + tile_size)
         scores = query @ key[..., tile, :].mT  # (..., T, tile)
@@ -506,24 +509,29 @@ def high_water_mark():
 
 
 # --8<-- [start:peak_memory]
-def peak_memory(length, width=64):
+def peak_memory(lengths, width=64):
     """Measure the memory that three versions add at their peak, in MiB.
 
-    One head, T = S = length, no gradients → {version: MiB}. Call it once, in
-    a fresh process: a high-water mark never falls, so the versions run in
-    the order of their appetite.
+    One head, T = S = each of the rising `lengths`, no gradients → {version:
+    [MiB]}. Call it once, in a fresh process: a high-water mark never falls,
+    so the versions run in the order of their appetite.
     """
-    versions = fused_attention, tiled_attention, scaled_dot_product_attention
-    inputs = [torch.randn(1, 1, length, width) for _ in range(3)]
-    short = [x[..., :64, :] for x in inputs]  # loads what a first call loads
-    marks = []
+    versions = {
+        "fused": fused_attention,
+        "tiled": tiled_attention,
+        "naive": scaled_dot_product_attention,
+    }
+    inputs = [torch.randn(3, 1, 1, length, width) for length in lengths]
+    peaks = {name: [] for name in versions}
     with torch.no_grad():
-        for tensors in (short, inputs):
-            for attend in versions:
-                attend(*tensors)
-                marks.append(high_water_mark())
-    extra = [mark - marks[2] for mark in marks[3:]]
-    return dict(zip(("fused", "tiled", "naive"), extra, strict=True))
+        for attend in versions.values():
+            attend(*inputs[0][..., :64, :])  # loads what a first call loads
+        start = high_water_mark()
+        for name, attend in versions.items():
+            for each in inputs:
+                attend(*each)
+                peaks[name].append(high_water_mark() - start)
+    return peaks
 
 
 # --8<-- [end:peak_memory]

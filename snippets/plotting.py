@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
 from matplotlib.ticker import MaxNLocator
 
 INK = "#2b2a33"  # text, axes and whatever is drawn like text
@@ -98,7 +98,7 @@ def heatmap(axes, weights, *, xlabels=None, ylabels=None, vmax=1.0):
 def _opacity():
     """Give the colour map from nothing to the full accent colour."""
     return LinearSegmentedColormap.from_list(
-        "weight", [(ACCENT, 0.0), (ACCENT, 1.0)], N=101
+        "weight", [to_rgba(ACCENT, 0.0), to_rgba(ACCENT, 1.0)], N=101
     )
 
 
@@ -123,7 +123,7 @@ def colour_bar(figure, axes, *, vmax=1.0, label="weight"):
         ax=axes,
         label=label,
         shrink=0.8,
-        aspect=16,
+        aspect=7 * figure.get_figheight(),  # as thick in every figure
         boundaries=np.linspace(0, vmax, 11),
         ticks=[0, vmax / 2, vmax],
     )
@@ -194,8 +194,9 @@ class Table:
         for tag, cells in zip(tags, [self.header, *self.rows], strict=True):
             line = "<tr>"
             for cell, side in zip(cells, self.align, strict=True):
+                name = tag if cell else "td"  # an empty heading is none
                 style = f'style="text-align: {sides[side]}"'
-                line += f"<{tag} {style}>{html.escape(cell)}</{tag}>"
+                line += f"<{name} {style}>{html.escape(cell)}</{name}>"
             lines.append(line + "</tr>")
         head, body = lines[0], "".join(lines[1:])
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"

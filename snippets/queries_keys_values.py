@@ -2,8 +2,8 @@
 
 The code of the section "Queries, keys, and values". The weighted sum goes
 back to Bahdanau, Cho, and Bengio (2015), "Neural Machine Translation by
-Jointly Learning to Align and Translate"; the words query, key and value for
-it to Vaswani et al. (2017), "Attention Is All You Need".
+Jointly Learning to Align and Translate"; it is written in queries, keys and
+values as in Vaswani et al. (2017), "Attention Is All You Need".
 """
 
 import numpy as np
@@ -67,10 +67,11 @@ def softmax(scores):
     """Turn scores into weights: not negative, and one in sum.
 
     scores (..., S) -> weights (..., S), normalised over the last axis, the
-    keys. A score of -inf gives a weight of 0; where no score is finite, or
+    keys. A score of -inf gives a weight of 0; where every score is -inf, or
     where there is no key, every weight is 0.
     """
-    # The lowest number joins in, so that the peak of a row is finite.
+    # The lowest finite number joins each row: so every row has a peak, even
+    # an empty one, and a row of -inf has a finite one.
     lowest = torch.finfo(scores.dtype).min
     peak = F.pad(scores.detach(), (0, 1), value=lowest).amax(-1, keepdim=True)
     powers = torch.exp(scores - peak)  # (..., S), at most 1
@@ -86,7 +87,8 @@ def attention(query, key, value, score):
     """Pool the values, weighted by how well their keys suit each query.
 
     query (T, D), key (S, D), value (S, V) -> output (T, V), weights (T, S).
-    `score(query, key)` gives scores (T, S): any numbers; -inf bars a key.
+    `score(query, key)` gives scores (T, S): any numbers; -inf bars a key,
+    and what stands at a key that all queries bar is never read.
     Raises ValueError, with the shapes, where these do not fit together.
 
     In the terms of Bahdanau, Cho, and Bengio (2015), section 3.1, `score`
@@ -100,6 +102,8 @@ def attention(query, key, value, score):
             f"scores have shape {tuple(scores.shape)}, not {expected}"
         )
     weights = softmax(scores)  # (T, S)
+    barred = (scores == -torch.inf).all(dim=0)  # (S,)
+    value = value.masked_fill(barred[:, None], 0)  # as 0 times NaN is NaN
     return weights @ value, weights  # (T, V), (T, S)
 
 
@@ -146,19 +150,26 @@ def at_temperature(score, temperature):
 def convex_hull(points):
     """List the corners of the convex hull of points in the plane.
 
-    points (S, 2), no three on a line -> indices of the corners, walking
-    round counter-clockwise: all other points stay on the left.
+    points (S, 2) -> indices of the corners from the leftmost one, walking
+    round counter-clockwise: all other points stay on the left. This is the
+    monotone chain of Andrew (1979).
     """
-    steps = points[None, :, :] - points[:, None, :]  # (S, S, 2), from i to j
-    east, north = steps.unbind(dim=-1)
-    # (S, S, S): positive where point k is on the left of the way from i to j
-    side = east[:, :, None] * north[:, None, :]
-    side = side - north[:, :, None] * east[:, None, :]
-    is_edge = (side >= 0).all(dim=-1) & ~torch.eye(len(points), dtype=bool)
-    corners = [int(points[:, 0].argmin())]
-    while (corner := int(is_edge[corners[-1]].int().argmax())) != corners[0]:
-        corners.append(corner)
-    return corners
+    spots = points.tolist()
+
+    def turns_left(i, j, k):
+        (ax, ay), (bx, by), (cx, cy) = spots[i], spots[j], spots[k]
+        return (bx - ax) * (cy - ay) > (by - ay) * (cx - ax)
+
+    eastwards = sorted(range(len(spots)), key=spots.__getitem__)
+    corners = []
+    for way in (eastwards, eastwards[::-1]):  # the lower side, the upper one
+        side = []
+        for k in way:
+            while len(side) > 1 and not turns_left(side[-2], side[-1], k):
+                side.pop()
+            side.append(k)
+        corners += side[:-1]  # the last one begins the other side
+    return corners or eastwards
 
 
 # --8<-- [end:convex_hull]
@@ -179,7 +190,7 @@ def show_heatmaps(
     rows, columns, num_queries, num_keys = weights.shape
     if titles is not None and len(titles) != columns:
         raise ValueError(f"{len(titles)} titles for {columns} columns")
-    figure, axes = panel_grid(rows, columns, num_queries / num_keys)
+    figure, axes = panel_grid(rows, columns, num_queries, num_keys)
     for row, column in np.ndindex(rows, columns):
         heatmap(axes[row, column], weights[row, column], vmax=vmax)
         axes[row, 0].set_ylabel(ylabel)
@@ -194,15 +205,21 @@ def show_heatmaps(
 
 
 # --8<-- [start:panel_grid]
-def panel_grid(rows, columns, ratio):
-    """Make a grid of panels, each `ratio` times as high as it is wide.
+def panel_grid(rows, columns, num_queries, num_keys):
+    """Make a grid of panels for heat maps of num_queries by num_keys squares.
 
-    Returns the figure and its axes (rows, columns), all of one size.
+    Panels grow with the number of keys, until the figure is 7 inches wide,
+    and are at most 6 inches high. Returns the figure and axes (rows, columns).
     """
-    width = min(1.2 + 1.4 * columns, 7.0)  # inches, the colour bar included
-    panel = (width - 1.2) / columns
-    height = rows * (panel * ratio + 0.3) + 0.4
-    return new_figure(rows, columns, width=width, height=height, squeeze=False)
+    width = min(max(1.4, 0.2 * num_keys), 5.8 / columns)  # inches, of a panel
+    height = min(width * num_queries / num_keys, 6.0)
+    return new_figure(
+        rows,
+        columns,
+        width=1.2 + columns * width,  # 1.2 for the colour bar and labels
+        height=0.4 + rows * (height + 0.3),
+        squeeze=False,
+    )
 
 
 # --8<-- [end:panel_grid]

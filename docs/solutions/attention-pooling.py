@@ -7,15 +7,32 @@
 import torch
 from torch.nn.functional import one_hot
 
-from snippets import attention_pooling, datasets, plotting
 from snippets.attention_pooling import (
     LearnedBandwidth,
+    boxcar,
+    constant,
     distances,
     epanechnikov,
     gaussian,
     nadaraya_watson,
     normalise,
     others_mask,
+    triangular,
+)
+from snippets.datasets import (
+    handwritten_digits,
+    road_readings,
+    road_temperature,
+)
+
+# %%
+from snippets.plotting import (
+    RULE,
+    dots,
+    label_line,
+    line,
+    new_figure,
+    table,
 )
 
 # %% [markdown]
@@ -107,8 +124,9 @@ def learn_width(keys, values, leave_one_out, start=0.3, steps=250):
     return model.log_bandwidth.exp().item(), loss.item()
 
 
+# %%
 seeds = (21, 22, 23)
-apart = [datasets.road_readings(seed, num_readings=20) for seed in seeds]
+apart = [road_readings(seed, num_readings=20) for seed in seeds]
 rows, pairs = [], {}
 for seed, (keys, values) in zip(seeds, apart, strict=True):
     honest, error = learn_width(keys, values, leave_one_out=True)
@@ -116,7 +134,7 @@ for seed, (keys, values) in zip(seeds, apart, strict=True):
     twice = keys.repeat_interleave(2)  # two thermometers at each place
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(40, generator=generator)
-    pairs[seed] = datasets.road_temperature(twice) + noise
+    pairs[seed] = road_temperature(twice) + noise
     _, shared = learn_width(twice, pairs[seed], leave_one_out=False)
     within = pairs[seed].view(20, 2).var(dim=1, correction=0)
     scatter = within.mean().item()
@@ -126,7 +144,7 @@ for seed, (keys, values) in zip(seeds, apart, strict=True):
 #| echo: false
 #| label: tbl-learned-twice
 #| caption: Three draws of 20 stations. Without leaving one out the training error goes to 0; with two thermometers at each place it stops near the scatter within the places, as predicted.
-plotting.table(
+table(
     [
         "seed",
         "width, one left out",
@@ -261,9 +279,12 @@ def best_widths(dims, sizes, generator):
     return found
 
 
+# %%
 generator = torch.Generator().manual_seed(4)
-sizes = {1: [100, 200, 400, 800, 1600, 3200, 6400],
-         2: [400, 784, 1600, 3136, 6400]}  # fmt: skip
+sizes = {
+    1: [100, 200, 400, 800, 1600, 3200, 6400],
+    2: [400, 784, 1600, 3136, 6400],
+}
 found = {dims: best_widths(dims, sizes[dims], generator) for dims in sizes}
 slopes = {}
 for dims, widths in found.items():
@@ -279,13 +300,13 @@ for dims, widths in found.items():
 #| echo: false
 def plot_rates(sizes, found, slopes):
     """Draw the best widths over the number of keys with fitted lines."""
-    figure, axes = plotting.new_figure(height=2.6)
+    figure, axes = new_figure(height=2.6)
     for index, (dims, widths) in enumerate(found.items()):
         x = torch.tensor(sizes[dims]).double()
         y = torch.tensor(widths).double().log()
         fit = (y.mean() + slopes[dims] * (x.log() - x.log().mean())).exp()
-        plotting.dots(axes, x, widths, index)
-        plotting.line(axes, x, fit, index, linewidth=1, label=f"D = {dims}")
+        dots(axes, x, widths, index)
+        line(axes, x, fit, index, linewidth=1, label=f"D = {dims}")
     axes.set(xscale="log", yscale="log", yticks=[0.04, 0.08, 0.16])
     axes.set_yticks([], minor=True)
     axes.set_yticklabels(["0.04", "0.08", "0.16"])
@@ -326,7 +347,7 @@ def uneven_readings(seed, dense=150, sparse=10):
     shift = torch.cat([torch.zeros(dense), torch.ones(sparse)])
     places = (2.5 * (uniform + shift)).sort().values.double()
     noise = torch.randn(len(places), generator=generator, dtype=torch.float64)
-    return places, datasets.road_temperature(places) + 0.5 * noise
+    return places, road_temperature(places) + 0.5 * noise
 
 
 def left_out_error(keys, values, widths):
@@ -338,7 +359,7 @@ def left_out_error(keys, values, widths):
 
 # %%
 queries = torch.linspace(0, 5, 251, dtype=torch.float64)
-truth = datasets.road_temperature(queries)
+truth = road_temperature(queries)
 powers, factors = (0.0, 0.5, 1.0), torch.logspace(-1.7, 1.2, 50)
 left_out, true = torch.zeros(12, 3), torch.zeros(12, 3)
 for seed in range(12):
@@ -362,12 +383,12 @@ for column, power in enumerate(powers):
 #| echo: false
 def plot_powers(left_out):
     """Draw the leave-one-out error of each draw relative to one width."""
-    figure, axes = plotting.new_figure(height=2.3)
+    figure, axes = new_figure(height=2.3)
     for index, name in ((1, "p = 1/2"), (2, "p = 1")):
         relative = left_out[:, index] / left_out[:, 0]
-        plotting.dots(axes, range(12), relative, index - 1)
-        plotting.label_line(axes, 11.2, relative[-1], name, index - 1)
-    axes.axhline(1, color=plotting.RULE, linewidth=0.8)
+        dots(axes, range(12), relative, index - 1)
+        label_line(axes, 11.2, relative[-1], name, index - 1)
+    axes.axhline(1, color=RULE, linewidth=0.8)
     axes.set(xlabel="draw", xticks=range(0, 12, 2))
     axes.set_ylabel("leave-one-out error,\none width = 1")
     return figure
@@ -427,7 +448,7 @@ def local_line(queries, keys, values, kernel, bandwidth):
     return (second * average - first * slope_sum) / (second - first**2)
 
 
-keys, readings = (x.double() for x in datasets.road_readings(1))
+keys, readings = (x.double() for x in road_readings(1))
 straight = 3 - 2 * keys
 ends = torch.tensor([0.0, 2.5, 5.0], dtype=torch.float64)
 line_fit = local_line(ends, keys, straight, gaussian, 0.5)
@@ -448,7 +469,7 @@ assert (average - (3 - 2 * ends))[[0, 2]].abs().min() > 0.3
 # %%
 wins = 0
 for seed in range(12):
-    keys, readings = (x.double() for x in datasets.road_readings(seed))
+    keys, readings = (x.double() for x in road_readings(seed))
     average, _ = nadaraya_watson(queries, keys, readings, gaussian, 0.5)
     fitted = local_line(queries, keys, readings, gaussian, 0.5)
     wins += ((fitted - truth) ** 2).mean() < ((average - truth) ** 2).mean()
@@ -471,10 +492,10 @@ print(f"at width 0.5 the line has the smaller error on {wins} of 12 draws")
 #| caption: The estimate for one key with the value 5. A 0 means that the key is out of reach.
 kernels = [
     gaussian,
-    attention_pooling.boxcar,
-    attention_pooling.triangular,
+    boxcar,
+    triangular,
     epanechnikov,
-    attention_pooling.constant,
+    constant,
 ]
 places = torch.tensor([1, 1 + 1e-6, 1e6], dtype=torch.float64)
 key, value = torch.zeros(1).double(), torch.full((1,), 5.0).double()
@@ -482,7 +503,7 @@ found = {
     kernel.__name__: nadaraya_watson(places, key, value, kernel)[0].tolist()
     for kernel in kernels
 }
-plotting.table(
+table(
     ["kernel", "u = 1", "u = 1.000001", "u = 1,000,000"],
     [[name, *(f"{x:.0f}" for x in row)] for name, row in found.items()],
 )
@@ -510,7 +531,7 @@ assert by_scores.tolist() == [5, 5, 5]
 # [Exercise](../attention-pooling.md#exercise-8)
 
 # %%
-(images, labels), (test_images, test_labels) = datasets.handwritten_digits()
+(images, labels), (test_images, test_labels) = handwritten_digits()
 widths = [0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0]
 
 
@@ -534,6 +555,7 @@ def recall(rare, thin_out):
     ]
 
 
+# %%
 full = torch.tensor([recall(digit, False) for digit in range(10)])
 thinned = torch.tensor([recall(digit, True) for digit in range(10)])
 
@@ -542,13 +564,13 @@ thinned = torch.tensor([recall(digit, True) for digit in range(10)])
 #| echo: false
 def plot_recall(full, thinned):
     """Draw the recall of each digit as a dot and the means as lines."""
-    figure, axes = plotting.new_figure(height=2.6)
+    figure, axes = new_figure(height=2.6)
     for index, recalls in enumerate((full, thinned)):
         for row in recalls:
-            plotting.dots(axes, widths, row, index, alpha=0.35, markersize=3)
-        plotting.line(axes, widths, recalls.mean(dim=0), index)
-    plotting.label_line(axes, 0.62, 1.04, "all keys", 0)
-    plotting.label_line(axes, 0.1, 0.15, "one tenth of the class", 1)
+            dots(axes, widths, row, index, alpha=0.35, markersize=3)
+        line(axes, widths, recalls.mean(dim=0), index)
+    label_line(axes, 0.62, 1.04, "all keys", 0)
+    label_line(axes, 0.1, 0.15, "one tenth of the class", 1)
     axes.set(xscale="log", xlabel="width, logarithmic", ylim=(-0.03, 1.08))
     axes.set_ylabel("recall of the class")
     return figure

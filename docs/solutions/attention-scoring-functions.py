@@ -168,6 +168,7 @@ def matched(width, rho, count=20_000):
     return query, key, (query * key).sum(-1)
 
 
+# %%
 rows = []
 for width, rho in ((16, 0.0), (16, 0.5), (64, 0.5), (64, 0.9)):
     *_, scores = matched(width, rho)

@@ -37,7 +37,7 @@ query = torch.tensor([[4.5, 4.5]])
 #
 # For the top-$k$ query keep the $k$ highest scores of each row and put $-\infty$ in place of the others, *before* the softmax, so that what remains is
 # normalised among itself. This score of one key depends on the other keys, which `attention` allows, since it asks for all scores at once. With $k = 1$ it is
-# the nearest look-up.
+# the nearest look-up. (Keys that tie for the last place all stay in, so that the order of the records does not matter.)
 
 
 # %%
@@ -149,14 +149,17 @@ assert torch.allclose(predicted, measured, rtol=0, atol=1e-12)
 # %% [markdown]
 # The same for the scaled dot product with values that are the keys: the Jacobian is the covariance matrix of the keys, divided by $\sqrt{D}$.
 
+
 # %%
+def scaled_dot_product(query, key):
+    """Score by the scaled dot product: (T, D), (S, D) -> (T, S)."""
+    return query @ key.T / key.shape[1] ** 0.5
+
+
 measured = torch.autograd.functional.jacobian(
-    lambda q: attention(q[None], keys, keys, lambda a, b: a @ b.T / 5**0.5)[0][
-        0
-    ],
-    asked,
+    lambda q: attention(q[None], keys, keys, scaled_dot_product)[0][0], asked
 )
-weights = softmax(asked[None] @ keys.T / 5**0.5)[0]
+weights = softmax(scaled_dot_product(asked[None], keys))[0]
 offsets = keys - weights @ keys
 covariance = (weights[:, None] * offsets).T @ offsets
 assert torch.allclose(measured, covariance / 5**0.5, rtol=0, atol=1e-12)
@@ -216,8 +219,8 @@ weights = softmax(torch.tensor([10.0] + [0.0] * 6, dtype=torch.double))
 assert torch.isclose(weights[0], 1 / (1 + expected))
 
 # %% [markdown]
-# If weights may be negative and still sum to one, outputs fill the smallest *flat* that contains the values, here the whole plane. For example twice the Summit minus
-# once the Ridge is colder than any station.
+# If weights may be negative and still sum to one, outputs fill the *affine hull* of the values, the smallest point, line, plane and so on that contains them: here the whole
+# plane. For example twice the Summit minus once the Ridge is colder than any station.
 
 # %%
 weights = torch.zeros(1, 7)
@@ -411,6 +414,9 @@ twins = torch.cat([places, at_mill])  # a second station at the Mill,
 held = torch.cat([readings, torch.tensor([[20.0, 0.0]])])  # it reads 20, 0
 _, weights = attention(at_mill, twins, held, closeness)
 assert weights[0, 1] == weights[0, 7]
+averaged = held.clone()
+averaged[[1, 7]] = held[[1, 7]].mean(dim=0)
+assert torch.allclose(weights @ averaged, weights @ held)
 
 copies = torch.cat([places, at_mill, at_mill])  # three times the Mill
 values = torch.cat([readings, readings[1:2], readings[1:2]])
@@ -485,8 +491,8 @@ table(
 # %% [markdown]
 # At a high temperature the two gradients point in opposite directions. The soft output is nearly an average, too dry, and asks the query to move towards the rainy Ridge; the hard
 # output is the reading of the Ridge itself, too cold, and asks it to move away. As the temperature falls, the soft output approaches the hard one, the residuals agree, and so do the
-# gradients. But both get shorter and shorter, as the Jacobian of a decided softmax is nearly zero: where the estimate is faithful, there is hardly anything left of it. That
-# is the dilemma of all straight-through estimators.
+# gradients. But in the end both all but vanish, as the Jacobian of a decided softmax is nearly zero: where the estimate is faithful, there is hardly anything left of it. That
+# is the dilemma of a straight-through look-up.
 
 # %%
 assert torch.equal(
@@ -497,6 +503,9 @@ average = soft_look_up(
     query, places, readings, at_temperature(closeness, 10.0)
 )
 assert average[0, 1] < 6 < 9 < average[0, 0]
+to_ridge = places[5] - query[0]  # a step goes against the gradient
+assert loss_gradient(soft_look_up, 10.0, target) @ to_ridge < 0
+assert loss_gradient(straight_through, 10.0, target) @ to_ridge > 0
 assert cosines[0] < 0 < cosines[1] and cosines[2] > 0.999
 assert lengths[2] < lengths[1] / 100
 

@@ -20,7 +20,7 @@ from snippets.attention_pooling import (
     nadaraya_watson,
     normalise,
     others_mask,
-    softmax_weights,
+    pool,
     triangular,
 )
 
@@ -184,6 +184,16 @@ def test_small_rows_keep_their_gradient(size):
 def test_gradient_of_normalise_is_right():
     similarity = normal(T, S).abs().requires_grad_()
     assert torch.autograd.gradcheck(normalise, similarity)
+
+
+# pool
+
+
+def test_pool_is_the_sum_of_weights_times_values():
+    weights, values = normal(T, S), normal(S, V, seed=1)
+    expected = torch.einsum("ts,sv->tv", weights, values)
+    torch.testing.assert_close(pool(weights, values), expected)
+    torch.testing.assert_close(pool(weights, values[:, 0]), expected[:, 0])
 
 
 # nadaraya_watson
@@ -407,7 +417,7 @@ def test_limits_of_the_width_are_the_nearest_value_and_the_mean():
 @pytest.mark.parametrize("bandwidth", [0, -1.0, math.nan, 1e-300])
 def test_a_bandwidth_that_is_not_positive_is_refused(bandwidth):
     keys = torch.arange(3.0)
-    with pytest.raises(ValueError, match=f"positive, not {bandwidth}"):
+    with pytest.raises(ValueError, match=f"positive number: {bandwidth}"):
         nadaraya_watson(keys, keys, keys, gaussian, bandwidth)
     with pytest.raises(ValueError, match="positive"):
         leave_one_out_error(keys, keys, gaussian, bandwidth)
@@ -421,6 +431,9 @@ def test_a_bandwidth_that_is_not_positive_is_refused(bandwidth):
         ((T, D), (S, D), (V,), r"11 keys.*\(7,\)"),
         ((T,), (S,), (T,), r"11 keys.*\(3,\)"),
         ((2, T, D), (S, D), (S,), r"\(2, 3, 5\)"),
+        ((), (S,), (S,), r"queries \(\) and keys \(11,\)"),
+        ((T,), (), (1,), r"queries \(3,\) and keys \(\)"),
+        ((T,), (S,), (), r"11 keys.*\(\)"),
         ((T,), (S,), (S, V, 2), r"\(11, 7, 2\)"),
     ],
 )
@@ -430,6 +443,81 @@ def test_sizes_that_do_not_fit_are_named(queries, keys, values, numbers):
         nadaraya_watson(*inputs, gaussian)
     with pytest.raises(ValueError, match=numbers):
         LearnedBandwidth()(*inputs)
+
+
+def test_a_bandwidth_is_one_number_or_a_tensor_of_one():
+    queries, keys = normal(T), normal(S, seed=1)
+    width = torch.tensor(0.7, dtype=torch.double, requires_grad=True)
+    expected = nadaraya_watson(queries, keys, keys, gaussian, 0.7)
+    for one in (width, width[None]):
+        torch.testing.assert_close(nadaraya_watson(queries, keys, keys, gaussian, one), expected)
+    assert torch.autograd.gradcheck(
+        lambda width: nadaraya_watson(queries, keys, keys, gaussian, width), width
+    )
+    with pytest.raises(ValueError, match="one positive number"):
+        nadaraya_watson(queries, keys, keys, gaussian, torch.ones(S))
+
+
+@every_kernel
+@pytest.mark.parametrize("width", [(), (V,)])
+def test_nothing_to_ask_and_nothing_to_ask_about(kernel, width):
+    none, keys, values = torch.zeros(0, D), torch.ones(S, D), torch.ones(S, *width)
+    for pooled in (lambda *inputs: nadaraya_watson(*inputs, kernel), LearnedBandwidth()):
+        estimates, weights = pooled(none, keys, values)
+        assert estimates.shape == (0, *width)
+        assert weights.shape == (0, S)
+        estimates, weights = pooled(keys, none, values[:0])
+        assert estimates.tolist() == torch.zeros(S, *width).tolist()
+        assert weights.shape == (S, 0)
+
+
+@every_bounded
+@pytest.mark.parametrize("width", [(), (V,)])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_reading_that_no_query_reaches_does_no_harm(kernel, width, broken):
+    queries, keys = torch.tensor([0.0, 1.0]), torch.tensor([0.2, 9.0, 0.7])
+    values = normal(3, *width).index_fill(0, torch.tensor(1), broken).requires_grad_()
+    estimates, _ = nadaraya_watson(queries, keys, values, kernel, 1.5)
+    expected, _ = nadaraya_watson(queries, keys[[0, 2]], values[[0, 2]], kernel, 1.5)
+    torch.testing.assert_close(estimates, expected)
+    estimates.sum().backward()
+    assert (values.grad[1] == 0).all()
+    # Who reaches it is told.
+    assert not nadaraya_watson(keys, keys, values, kernel, 1.5)[0][1].isfinite().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float16])
+def test_a_kernel_may_count_or_be_coarse(dtype):
+    queries, keys, values = normal(T), normal(S, seed=1), normal(S, seed=2)
+    found = nadaraya_watson(queries, keys, values, lambda u: (u <= 1).to(dtype), 0.9)
+    expected = nadaraya_watson(queries, keys, values, boxcar, 0.9)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_large_similarities_in_half_precision_do_not_overflow():
+    weights = normalise(torch.full((1, 1000), 900.0, dtype=torch.half))
+    assert weights.dtype == torch.float32
+    torch.testing.assert_close(weights, torch.full((1, 1000), 0.001))
+
+
+def test_views_with_any_strides_are_taken():
+    queries, keys, values = normal(D, 2 * T).T[::2], normal(D, S, seed=1).T, normal(V, S, seed=2).T
+    copies = [tensor.contiguous() for tensor in (queries, keys, values)]
+    torch.testing.assert_close(
+        nadaraya_watson(queries, keys, values, gaussian, 2.0),
+        nadaraya_watson(*copies, gaussian, 2.0),
+    )
+
+
+@every_kernel
+def test_at_distance_zero_gradients_are_finite_and_no_direction_is_preferred(kernel):
+    queries = torch.zeros(1, 2, requires_grad=True)
+    keys = torch.tensor([[0.0, 0.0], [0.0, 0.5], [0.0, -0.5]], requires_grad=True)
+    values = torch.tensor([1.0, 2.0, 2.0], requires_grad=True)
+    nadaraya_watson(queries, keys, values, kernel)[0].sum().backward()
+    if kernel not in (boxcar, constant):  # which have no slope to follow
+        torch.testing.assert_close(queries.grad, torch.zeros(1, 2))
+        assert keys.grad.isfinite().all()
 
 
 def test_inputs_are_left_as_they_were():
@@ -503,7 +591,7 @@ def test_others_mask_lets_all_but_oneself():
     ]
 
 
-# scores and weights
+# scores
 
 
 def test_scores_are_the_logarithm_of_the_gaussian():
@@ -518,13 +606,13 @@ def test_a_width_per_coordinate_divides_each_coordinate():
     torch.testing.assert_close(gaussian_scores(queries, keys, widths.log()), expected)
 
 
-def test_softmax_weights_leave_out_what_the_mask_forbids():
-    scores = torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [0.0, 0.0, 9.0]])
-    mask = torch.tensor([[True, True, False], [False, False, False], [True, True, True]])
-    weights = softmax_weights(scores, mask)
-    expected = torch.tensor([[0.2689, 0.7311, 0.0], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(weights[:2], expected, atol=5e-5, rtol=0)
-    torch.testing.assert_close(weights[2], torch.softmax(scores[2], dim=0))
+@pytest.mark.parametrize(
+    ("queries", "widths", "numbers"), [((T, D), 3, "3 widths.*5"), ((S,), S, "11 widths")]
+)
+def test_another_number_of_widths_is_refused(queries, widths, numbers):
+    places = torch.ones(queries)
+    with pytest.raises(ValueError, match=numbers):
+        gaussian_scores(places, places, torch.zeros(widths))
 
 
 # LearnedBandwidth
@@ -571,7 +659,7 @@ def test_the_parameter_is_the_logarithm_of_the_width():
     assert LearnedBandwidth().log_bandwidth.item() == 0
 
 
-@pytest.mark.parametrize("bandwidth", [0.0, -2.0, [1.0, 0.0]])
+@pytest.mark.parametrize("bandwidth", [0.0, -2.0, math.nan, math.inf, [1.0, 0.0]])
 def test_the_module_refuses_a_width_that_is_not_positive(bandwidth):
     with pytest.raises(ValueError, match="positive"):
         LearnedBandwidth(bandwidth)

@@ -846,6 +846,17 @@ def test_dropout_is_on_in_training(kind):
         assert not torch.equal(used, again)
 
 
+@every_layer
+def test_dropout_falls_on_weights_not_on_outputs(kind):
+    """Drop single weights: the sum of a row takes more than two values."""
+    layer = layers(dropout=0.5)[kind].train()
+    query, key, _ = draw(1)
+    torch.manual_seed(0)
+    for need_weights in (False, True):
+        sums, _ = layer(query, key, torch.ones(1, S, 1), None, need_weights)
+        assert len(sums.round(decimals=3).unique()) > 2
+
+
 def test_dropout_of_everything():
     """Return zeros, not NaN, when all weights are dropped."""
     for layer in layers(dropout=1.0).values():

@@ -121,6 +121,10 @@ def test_table_as_markdown_and_html():
     assert '<td style="text-align: right">0.5</td>' in markup
 
 
+def test_table_has_no_empty_heading():
+    assert table(["", "a"], [["b", 1]])._repr_html_().count("<th ") == 1
+
+
 def test_table_alignment():
     assert table(["a", "b"], [["1%", "x"], ["1,024", "2"]]).align == "rl"
     assert table(["a", "b"], [], align="cr").align == "cr"

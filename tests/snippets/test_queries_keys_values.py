@@ -116,6 +116,22 @@ def test_a_row_without_any_key_gets_zeros_forward_and_backward(dtype):
     assert gradient[1].isfinite().all() and gradient[1].abs().sum() > 0
 
 
+def test_a_score_that_is_nan_spoils_its_own_row_alone():
+    weights = softmax(torch.tensor([[0.0, torch.nan], [2.0, 2.0]]))
+    assert weights[0].isnan().all() and weights[1].tolist() == [0.5, 0.5]
+
+
+def test_whole_numbers_are_no_scores():
+    with pytest.raises(TypeError, match="floating"):
+        softmax(torch.tensor([[1, 2]]))
+
+
+@every_dtype
+def test_many_equal_scores_still_sum_to_one(dtype):
+    weights = softmax(torch.zeros(2, 20_011, dtype=dtype)).double()
+    assert (weights.sum(dim=-1) - 1).abs().max() < TOLERANCE[dtype]
+
+
 def test_softmax_over_no_key_is_empty():
     assert softmax(torch.zeros(T, 0)).shape == (T, 0)
 
@@ -259,6 +275,33 @@ def test_a_barred_record_does_not_count(records):
     torch.testing.assert_close(output, expected)
 
 
+@every_dtype
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_value_that_no_query_may_read_does_not_reach_the_output(dtype, number, records):
+    query, key, value = (tensor.to(dtype) for tensor in records)
+    bar = torch.zeros(S, dtype=dtype)
+    bar[2] = -torch.inf
+    broken = value.clone()
+    broken[2] = number
+    inputs = [tensor.requires_grad_() for tensor in (query, key, broken)]
+    output, _ = attention(*inputs, lambda q, k: closeness(q, k) + bar)
+    expected, _ = attention(query, key, value, lambda q, k: closeness(q, k) + bar)
+    assert torch.equal(output, expected) and output.isfinite().all()
+    gradients = torch.autograd.grad(output.sum(), inputs)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert (gradients[2][2] == 0).all()
+    assert broken[2].ne(0).all()  # the caller's own values are left alone
+
+
+def test_a_nan_that_some_query_reads_is_not_hidden(records):
+    query, key, value = records
+    value[2] = torch.nan
+    bar = torch.zeros(T, S, dtype=torch.double)
+    bar[0, 2] = -torch.inf
+    output, _ = attention(query, key, value, lambda q, k: closeness(q, k) + bar)
+    assert output[1:].isnan().all()
+
+
 def test_a_query_that_may_attend_to_nothing_gets_zeros(records):
     def bar_first(query, key):
         scores = query @ key.T
@@ -276,6 +319,33 @@ def test_an_empty_database_gives_zeros():
         torch.ones(T, D), torch.ones(0, D), torch.ones(0, V), scaled_dot_product
     )
     assert output.tolist() == [[0.0] * V] * T and weights.shape == (T, 0)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, S), (1, S), (S, S), (S, 1), (11, S)])
+def test_any_number_of_queries_and_keys_will_do(queries, keys):
+    query, key, value = normal(queries, D), normal(keys, D, seed=1), normal(keys, V, seed=2)
+    output, weights = attention(query, key, value, closeness)
+    assert output.shape == (queries, V) and weights.shape == (queries, keys)
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(queries, dtype=torch.double))
+    if keys == 1:
+        torch.testing.assert_close(output, value.expand(queries, V))
+
+
+def test_the_layout_in_memory_does_not_matter(records):
+    turned = [tensor.T.contiguous().T for tensor in records]
+    assert not any(tensor.is_contiguous() for tensor in turned)
+    for one, other in zip(
+        attention(*turned, closeness), attention(*records, closeness), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_attention_stays_on_the_device_of_its_inputs():
+    shapes = [(T, D), (S, D), (S, V)]
+    inputs = [torch.zeros(shape, device="meta") for shape in shapes]
+    output, weights = attention(*inputs, closeness)
+    assert output.device.type == weights.device.type == "meta"
+    assert output.shape == (T, V) and weights.shape == (T, S)
 
 
 def test_attention_changes_none_of_its_arguments(records):
@@ -414,6 +484,20 @@ def test_hull_of_a_square_with_a_point_inside():
     assert corners[start:] + corners[:start] == [0, 4, 2, 3]  # counter-clockwise
 
 
+@pytest.mark.parametrize(
+    ("points", "corners"),
+    [
+        ([[0, 0], [1, 0], [2, 0], [0, 1]], [0, 2, 3]),  # three on a line
+        ([[0.1, 0.1], [0.3, 0.3], [0.7, 0.7], [0.2, 0.2]], [0, 2]),  # all of them
+        ([[0, 0], [0, 0], [1, 0], [0, 1]], [0, 2, 3]),  # one twice
+        ([[2, 3]], [0]),
+    ],
+)
+def test_hull_of_points_in_special_places(points, corners):
+    found = convex_hull(torch.tensor(points))
+    assert [points[i] for i in found] == [points[i] for i in corners]
+
+
 @settings(deadline=None)
 @given(st.integers(0, 999), st.integers(3, 13))
 def test_all_points_are_left_of_every_edge_of_the_hull(seed, count):
@@ -453,6 +537,19 @@ def test_rows_are_queries_and_columns_are_keys():
         np.testing.assert_allclose(shown.sum(axis=-1), np.ones(T))
         assert mesh.axes.get_xlim() == (0, S)
         assert mesh.axes.get_ylim() == (T, 0)  # the first query at the top
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 53), (1, 1, 101, 2), (2, 5, 3, 11)])
+def test_heat_maps_of_any_shape_fit_a_page(shape):
+    figure = show_heatmaps(torch.full(shape, 1 / shape[-1]))
+    figure.draw_without_rendering()  # a warning that nothing is left of a panel is an error
+    width, height = figure.get_size_inches()
+    assert width <= 7.001 and height <= 0.4 + 6.3 * shape[0]
+    panels = [axes.bbox for axes in figure.axes[:-1]]
+    assert len({(round(panel.width), round(panel.height)) for panel in panels}) == 1
+    squares = panels[0].height / shape[2], panels[0].width / shape[3]
+    assert squares[0] == pytest.approx(squares[1], rel=1e-3)
+    assert min(squares) > 4  # pixels, at 100 to the inch
 
 
 def test_all_panels_share_one_scale_and_the_bar_has_it():
