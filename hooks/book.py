@@ -70,7 +70,11 @@ def make(root, files, config):
     pages, executed = read_pages(root, files)
     keys = [key for key in nav_keys(config.nav) if key == "index" or f"solutions/{key}" in executed]
     numbers = {key: str(n) if n else "" for n, key in enumerate(keys, "index" not in keys)}
-    works = kept(root, parts.read_works, (root / "docs/references.bib").read_text("utf-8"))
+    works = kept(
+        root,
+        parts.read_works,
+        expand.read_text(root / "docs/references.bib", "docs/references.bib"),
+    )
     urls = {page.key: page_url(page.key, files, config) for page in pages}
 
     def href(start, key, anchor):
@@ -102,11 +106,12 @@ def read_pages(root, files):
     for file in list(files):
         name, key = f"docs/{file.src_uri}", file.src_uri.rpartition(".")[0]
         if file.src_uri.startswith("solutions/") and file.src_uri.endswith(".py"):
-            blocks = expand.read_percent(file.content_string, name, root)
+            blocks = expand.read_percent(expand.read_text(file.abs_src_path, name), name, root)
             executed.add(key)
         elif file.src_uri.endswith(".md") and file.abs_src_path:
-            body, meta = get_data(file.content_string)
-            line = file.content_string.count("\n") - body.count("\n") + 1
+            text = expand.read_text(file.abs_src_path, name)
+            body, meta = get_data(text)
+            line = text.count("\n") - body.count("\n") + 1
             blocks = expand.read_markdown(body, name, root, line)
             cell = next((b for b in blocks if not isinstance(b, expand.Text)), None)
             if meta.get("execute"):
@@ -140,28 +145,28 @@ def page_url(key, files, config):
 
 def make_page(site, page, pages):
     """Render a page, with the lists that belong on it; add its downloads to the files."""
-    slots, formulas, downloads = render.Slots(), [], ""
+    view, downloads = render.View(page, site.book, render.Slots(), []), ""
     if page.key.startswith("solutions/"):
-        notebook = render.site_notebook(page, site.book, slots, formulas)
-        text, folder = nbformat.writes(notebook), site.root / run.FOLDER / "pages"
+        text, folder = nbformat.writes(render.site_notebook(view)), site.root / run.FOLDER / "pages"
         run.write_whole(folder / f"{page.key}.ipynb", text)
         where = (str(folder), site.config.site_dir, site.config.use_directory_urls)
         site.files.append(File(f"{page.key}.ipynb", *where))
     else:
-        text = render.page_markdown(page, site.book, slots, formulas)
+        text = render.page_markdown(view)
     if page.key in site.book.runs:
         downloads = add_downloads(site, page)
     if page.key == "references":
         text = text.replace("<!-- references -->", cited_works(site, pages))
     for mark, name in re.findall(r"(<!-- names of (\S+) -->)", text):
         text = text.replace(mark, parts.list_names((site.root / name).read_text("utf-8")))
-    return Made(text, slots, formulas, downloads)
+    return Made(text, view.slots, view.formulas, downloads)
 
 
 def add_downloads(site, page):
     """Add the notebook and the script of a page; return the links to them as HTML."""
     names = [n for n in site.book.runs[page.key].files if re.fullmatch(r"snippets/\w+\.py", n)]
-    modules = {name: (site.root / name).read_text("utf-8") for name in sorted(names)}
+    there = [name for name in sorted(names) if (site.root / name).is_file()]  # not only looked for
+    modules = {name: (site.root / name).read_text("utf-8") for name in there}
     licence = LICENCE.format(site.config.site_name, site.config.site_url)
     closing = {"licence": licence, "works": {key: entry for key, (_, entry) in site.works.items()}}
     notebook = render.reader_notebook(page, site.book, modules, closing)

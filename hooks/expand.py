@@ -65,6 +65,15 @@ class Page(NamedTuple):
     blocks: list
 
 
+def read_text(path, name):
+    """Return the text of a file."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise BookError(name, line, f"this is not UTF-8: {error}") from None
+
+
 def read_markdown(text, file, root, line=1):
     """Return the blocks of Markdown `text`, whose first line is `line`."""
     rows, blocks, prose, at = text.removesuffix("\n").split("\n"), [], [], 0
@@ -107,14 +116,16 @@ def read_percent(text, file, root):
             file, 1, "all stands below # %% (code) or # %% [markdown] lines, written so"
         )
     for cell, start in zip(cells, starts, strict=True):
-        blank = (i for i, row in enumerate(rows[start:]) if row.strip() not in ("", '"""'))
-        place = start + next(blank, 0)
-        if cell.cell_type == "code":
-            blocks.append(make_cell(cell.source.split("\n"), place, file, root))
+        code = cell.cell_type == "code"
+        blank = ("",) if code else ("", "#", '"""')
+        skipped = (i for i, row in enumerate(rows[start:]) if row.strip() not in blank)
+        place, source = start + next(skipped, 0), cell.source.lstrip("\n")
+        if code:
+            blocks.append(make_cell(source.split("\n"), place, file, root))
             continue
-        found = read_markdown(cell.source, file, root, place + 1)
-        if code := next((block for block in found if isinstance(block, Cell)), None):
-            raise BookError(file, code.line, "code in a text cell: give it a # %% cell")
+        found = read_markdown(source, file, root, place + 1)
+        if wrong := next((block for block in found if isinstance(block, Cell)), None):
+            raise BookError(file, wrong.line, "code in a text cell: give it a # %% cell")
         blocks += found
     return blocks
 
@@ -200,10 +211,7 @@ def region(root, name, wanted, file, line):
     path = Path(os.path.abspath(root / name))
     if not path.is_relative_to(os.path.abspath(root)) or not path.is_file():
         raise BookError(file, line, f"there is no file {name}")
-    try:
-        rows = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise BookError(name, 1, f"this file is not UTF-8: {error}") from None
+    rows = read_text(path, name).split("\n")
     first, last = 0, len(rows)
     if wanted:
         marks = [(i, mark) for i, row in enumerate(rows, 1) if (mark := MARKER.fullmatch(row))]

@@ -29,17 +29,8 @@ from pathlib import Path
 
 import cloudpickle
 
-INSTALLED = [os.path.dirname(os.__file__), *map(sysconfig.get_path, ("purelib", "platlib"))]
-FOREIGN = [
-    *INSTALLED,
-    os.path.dirname(INSTALLED[0]),
-    "/usr/lib",
-    "/usr/share/fonts",
-    "/etc",
-    "/dev",
-    "/proc",
-    "/sys",
-]
+INSTALLED = [str(Path(os.__file__).parents[1]), *map(sysconfig.get_path, ("purelib", "platlib"))]
+SYSTEM = ("/usr/lib", "/usr/share/fonts", "/etc", "/dev", "/proc", "/sys", tempfile.gettempdir())
 CODE = types.FunctionType | types.BuiltinFunctionType | types.ModuleType | type
 SETTINGS = (  # the module, how to read a setting, how to write it
     ("os", "getcwd", "chdir"),
@@ -68,6 +59,7 @@ def start(root, count):
     now.shell.execution_count = count + 1
     for name in ("exit", "quit"):  # they would end the kernel, but some time later
         del now.shell.user_ns[name]
+    now.shell.InteractiveTB.set_mode("Minimal")  # what nobody sees takes no time
     now.shell.compile.get_code_name = lambda raw, code, number: f"<cell {number}>"
     now.shell.events.register("pre_run_cell", before_cell)
     now.shell.events.register("post_run_cell", after_cell)
@@ -75,9 +67,11 @@ def start(root, count):
     drawing.figure_formats, drawing.rc = {"svg"}, {"svg.fonttype": "none", "svg.hashsalt": "book"}
     drawing.print_figure_kwargs = {"bbox_inches": None, "metadata": {"Date": None}}
     logging.getLogger("matplotlib.font_manager").setLevel("ERROR")  # the first run lists fonts
+    now.shell._tee = lambda channel: contextlib.nullcontext()  # IPython would write all output down
+    now.streams = (sys.stdout, sys.stderr)
     stream = type(sys.stdout)
     write = partial(partial, heard, stream.write)
-    stream.write = property(write, lambda *_: None)  # IPython would set its own around each cell
+    stream.write = property(write, lambda *_: None)  # what replaced it in this cell comes back
     SourceFileLoader.get_code, os.stat = fresh_code, noted_stat
     sys.addaudithook(note)
 
@@ -105,6 +99,9 @@ def before_cell(info):
 def after_cell(result):
     """Keep the error of a cell; wait for what subprocesses wrote, which comes through pipes."""
     now.failure = result.error_before_exec or result.error_in_exec
+    if (sys.stdout, sys.stderr) != now.streams:
+        sys.stdout, sys.stderr = now.streams
+        print("the cell left another sys.stdout or sys.stderr behind", file=sys.stderr)
     for number in (1, 2):
         os.write(number, b"\0")
     for _ in (1, 2):
@@ -114,9 +111,8 @@ def after_cell(result):
 
 def locate():
     """Answer with the frames of the last error that are the page's or the project's."""
-    frames = [
-        (f.f_code.co_filename, line) for f, line in traceback.walk_tb(now.failure.__traceback__)
-    ]
+    steps = traceback.walk_tb(now.failure.__traceback__)
+    frames = [(frame.f_code.co_filename, line) for frame, line in steps]
     if isinstance(now.failure, SyntaxError):
         frames.append((now.failure.filename or "", now.failure.lineno))
     known = [place for place in frames if place[0].startswith("<cell ") or ours(Path(place[0]))]
@@ -155,7 +151,7 @@ def remember(name, end="", new=False):
     """Note what is at a path before it is read, unless the run itself has made it."""
     name = os.path.abspath(os.fsdecode(name)) + end
     path = Path(name)
-    foreign = any(map(path.is_relative_to, [now.root, tempfile.gettempdir(), *FOREIGN]))
+    foreign = any(map(path.is_relative_to, [now.root, *INSTALLED, *SYSTEM]))
     if name not in files and (ours(path) or not foreign) and name != str(now.root):
         files[name] = None  # since `digest` reads it as well
         files[name] = None if new else digest(name)

@@ -66,6 +66,7 @@ def read_works(text):
     try:
         for key, entry in parse_string(text, "bibtex").entries.items():
             listed = next(Style().format_entries([entry])).text.render(Backend())
+            listed = re.sub(r"</?span[^>]*>", "", listed)  # around what keeps its capitals
             works[key] = (in_sentence(entry), " ".join(listed.split()))
     except Exception as error:
         entry = re.search(rf"{{\s*{key or str(error).split()[-1]}\s*,", text)

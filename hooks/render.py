@@ -27,6 +27,7 @@ CITE = re.compile(r"\[(@[\w:.-]+(?:; ?@[\w:.-]+)*)\]")
 REFER = re.compile(r"(?<![\w@/.\\])@([a-z]{2,4}-[a-z0-9-]*[a-z0-9])")
 HEAD = re.compile(r"^(#{1,3}) (.+?)(?: \{#([\w-]+)\})?$", re.M)
 THEOREM = re.compile(r'^( *)!!! theorem "(.*)" \{#(thm-[\w-]+)\}$', re.M)
+LABEL = re.compile(r"^## |\{#((?:eq|thm|sec)-[\w-]+)\}", re.M)
 EQUATION = re.compile(r"\$\$[ \t]*\{#(eq-[\w-]+)\}")
 LINK = re.compile(r"\]\((?!\w+:)([\w./-]+)\.(?:md|ipynb)(?:#([\w-]+))?\)")
 SLOT = re.compile(r"bkslot\d{5}z|kxm[0-9a-f]{16}x")
@@ -59,6 +60,15 @@ class Book(NamedTuple):
     href: object  # (from page key, to page key, anchor) → address
 
 
+class View(NamedTuple):
+    """A page that is being rendered, and what of it waits to be put into the HTML."""
+
+    page: object
+    book: Book
+    slots: dict
+    formulas: list
+
+
 def collect_labels(pages, numbers):
     """Return every label of the book, numbered page by page."""
     labels = {}
@@ -66,37 +76,22 @@ def collect_labels(pages, numbers):
         counts = dict.fromkeys(KINDS, 0)
         if page.key in numbers:
             add_label(labels, page, "sec-" + page.key, numbers[page.key] or "introduction", "", 1)
-        for block in page.blocks:
-            if isinstance(block, Cell) and "label" in block.options:
-                found = [(block.options["label"], block.line)]
-            elif isinstance(block, Text) and not block.raw:
-                found = [
-                    (m[1], block.line + block.text.count("\n", 0, m.start()))
-                    for m in EQUATION.finditer(block.text)
-                ]
-                found += [
-                    (m[3], block.line + block.text.count("\n", 0, m.start()))
-                    for m in THEOREM.finditer(block.text)
-                ]
-                for m in HEAD.finditer(block.text):
-                    counts["sec"] += m[1] == "##"
-                    if m[3] and m[3].startswith("sec-"):
-                        number = dotted(numbers, page, counts["sec"])
-                        add_label(
-                            labels,
-                            page,
-                            m[3],
-                            number,
-                            m[3],
-                            block.line + block.text.count("\n", 0, m.start()),
-                        )
-            else:
-                continue
-            for label, line in found:
-                kind = label.partition("-")[0]
-                counts[kind] += 1
+        for label, line in labels_of(page):
+            kind = label.partition("-")[0]
+            counts[kind] += kind != "sec" or label == "sec"
+            if label != "sec":
                 add_label(labels, page, label, dotted(numbers, page, counts[kind]), label, line)
     return labels
+
+
+def labels_of(page):
+    """Yield the labels of a page with their lines, and "sec" for every heading that counts."""
+    for block in page.blocks:
+        if isinstance(block, Cell) and "label" in block.options:
+            yield block.options["label"], block.line
+        elif isinstance(block, Text) and not block.raw:
+            for match in LABEL.finditer(block.text):
+                yield match[1] or "sec", block.line + block.text.count("\n", 0, match.start())
 
 
 def dotted(numbers, page, count):
@@ -109,12 +104,8 @@ def dotted(numbers, page, count):
 def add_label(labels, page, label, number, anchor, line):
     """Add one label; it must be new."""
     if label in labels and (labels[label].anchor or anchor):
-        other = labels[label]
-        raise BookError(
-            page.file,
-            line,
-            f"the label {label} stands already on page {other.key}, line {other.line}",
-        )
+        place = f"page {labels[label].key}, line {labels[label].line}"
+        raise BookError(page.file, line, f"the label {label} stands already on {place}")
     kind = KINDS[label.partition("-")[0]]
     text = "the introduction" if number == "introduction" else f"{kind} {number}"
     labels[label] = Label(text, number, page.key, anchor, line)
@@ -160,29 +151,45 @@ def pieces(page, run):
     yield "".join(prose), line
 
 
+def texts(page):
+    """Yield the prose and the captions of a page, with their lines."""
+    for block in page.blocks:
+        if isinstance(block, Text) and not block.raw:
+            yield block.text, block.line
+        elif isinstance(block, Cell):
+            yield block.options.get("caption", ""), block.line
+
+
+def check(page, book):
+    """Refuse what refers to nothing, before anything is run."""
+    for text, line in texts(page):
+        resolve(resolve_links(text, page, line, book, page.key), page, line, book, lambda *_: "")
+
+
+def cited(page):
+    """Return the keys of the works that a page cites."""
+    found = [match for text, _ in texts(page) for match in CITE.findall(text)]
+    return set(re.findall(r"@([\w:.-]+)", " ".join(found)))
+
+
 def resolve(text, page, line, book, link):
-    """Replace references and citations; `link` makes (text, label or None, citation key) a link."""
+    """Replace references and citations; `link(words, page key, anchor)` makes a link."""
 
     def change(part, offset):
-        def place(match):
-            return page.file, line + text.count("\n", 0, offset + match.start())
+        def wrong(match, message):
+            rows = text.count("\n", 0, offset) + match.string.count("\n", 0, match.start())
+            return BookError(page.file, line + rows, message)
 
         def cite(match):
             keys = [key.strip().removeprefix("@") for key in match[1].split(";")]
             if unknown := [key for key in keys if key not in book.works]:
-                raise BookError(
-                    *place(match), f"there is no work {unknown[0]!r} in docs/references.bib"
-                )
-            return (
-                "("
-                + "; ".join(link(book.works[key], "references", "ref-" + key) for key in keys)
-                + ")"
-            )
+                raise wrong(match, f"there is no work {unknown[0]!r} in docs/references.bib")
+            return f"({'; '.join(link(book.works[k], 'references', 'ref-' + k) for k in keys)})"
 
         def refer(match):
-            label = book.labels.get(match[1])
-            if not label:
-                raise BookError(*place(match), f"there is no label {match[1]!r}")
+            if match[1] not in book.labels:
+                raise wrong(match, f"there is no label {match[1]!r}")
+            label = book.labels[match[1]]
             return link(label.text, label.key, label.anchor)
 
         return REFER.sub(refer, CITE.sub(cite, part))
@@ -215,34 +222,29 @@ class Slots(dict):
         return name
 
 
-def page_markdown(page, book, slots, formulas):
-    """Return the Markdown of a page of the site; fill `slots` and `formulas`."""
+def page_markdown(view):
+    """Return the Markdown of a page of the site; fill its slots and formulas."""
     out, state = [], {"h2": 0, "cell": 0}
-    for piece in pieces(page, book.runs.get(page.key)):
+    for piece in pieces(view.page, view.book.runs.get(view.page.key)):
         if isinstance(piece, Text):
             out.append(piece.text)
         elif isinstance(piece[0], str):
-            text = site_prose(piece[0], page, piece[1], book, formulas)
-            text = THEOREM.sub(lambda m: theorem(m, book), text)
-            out.append(
-                HEAD.sub(lambda m: heading(m, page, book, state), text)
-                if page.key in book.numbers
-                else text
-            )
+            text = THEOREM.sub(lambda m: theorem(m, view.book), site_prose(view, *piece))
+            out.append(HEAD.sub(lambda m: heading(m, view, state), text))
         else:
-            cell, outputs, timed = piece
             state["cell"] += 1
-            code = f"```python\n{cell.source}\n```\n"
-            if cell.options.get("check"):
+            code = f"```python\n{piece[0].source}\n```\n"
+            if piece[0].options.get("check"):
                 code = CHECKED.format(code)
-            out.append("" if cell.options.get("echo") is False else code)
-            shown = output_html(page, cell, outputs, timed, book, formulas, f"c{state['cell']}")
-            out.append(f"\n{slots.put(shown)}\n" if shown else "")
+            shown = output_html(view, *piece, f"c{state['cell']}")
+            out.append("" if piece[0].options.get("echo") is False else code)
+            out.append(f"\n{view.slots.put(shown)}\n" if shown else "")
     return "".join(out)
 
 
-def site_prose(text, page, line, book, formulas):
+def site_prose(view, text, line):
     """Return prose with links for the site and formulas behind slots."""
+    page, book = view.page, view.book
 
     def link(words, key, anchor):
         address = html.escape(book.href(page.key, key, anchor))
@@ -252,38 +254,19 @@ def site_prose(text, page, line, book, formulas):
         text, found = find_maths(resolve(text, page, line, book, link), line)
     except ValueError as error:
         raise BookError(page.file, *error.args) from None
-    formulas += found
+    view.formulas.extend(found)
     return text
 
 
-def check(page, book):
-    """Refuse what refers to nothing, before anything is run."""
-    for block in page.blocks:
-        text = block.text if isinstance(block, Text) and not block.raw else ""
-        text = text or getattr(block, "options", {}).get("caption", "")
-        resolve_links(
-            resolve(text, page, block.line, book, lambda *_: ""), page, block.line, book, page.key
-        )
-
-
-def cited(page):
-    """Return the keys of the works that a page cites."""
-    texts = [
-        b.text if isinstance(b, Text) else getattr(b, "options", {}).get("caption", "")
-        for b in page.blocks
-    ]
-    return set(re.findall(r"@([\w:.-]+)", " ".join(CITE.findall(" ".join(texts)))))
-
-
-def heading(match, page, book, state):
-    """Give a heading its number and its anchor."""
+def heading(match, view, state):
+    """Give a heading of a section its number and its anchor."""
     level, title, anchor = match.groups()
-    number = book.numbers[page.key]
+    if view.page.key not in view.book.numbers:
+        return match[0]
+    number = view.book.numbers[view.page.key] if level != "###" else ""
     if level == "##":
         state["h2"] += 1
         number = number and f"{number}.{state['h2']}"
-    elif level == "###":
-        number = ""
     mark = f'<span class="book-number">{number}</span> ' if number else ""
     return f"{level} {mark}{title} {{#{anchor or slugify(title, '-')}}}"
 
@@ -295,38 +278,33 @@ def theorem(match, book):
     return f'{pad}{words}\n\n{pad}    <span id="{label}"></span>\n'
 
 
-def inline_markdown(text):
-    """Return the HTML of a caption."""
-    return re.sub(r"^<p>|</p>$", "", markdown.markdown(text))
-
-
-def output_html(page, cell, outputs, timed, book, formulas, prefix):
+def output_html(view, cell, outputs, timed, prefix):
     """Return the HTML of what a cell gave."""
     label, caption = (cell.options.get(name, "") for name in ("label", "caption"))
-    words = inline_markdown(site_prose(caption, page, cell.line, book, formulas))
+    words = re.sub(r"^<p>|</p>$", "", markdown.markdown(site_prose(view, caption, cell.line)))
     if label:
-        words = f'<span class="book-number">{book.labels[label].text}.</span> {words}'
+        words = f'<span class="book-number">{view.book.labels[label].text}.</span> {words}'
     parts, drawn = [], 0
     for output in outputs:
         data = output.get("data", {})
         if "image/svg+xml" in data:
-            svg = drawing(page, cell, data["image/svg+xml"], f"{label or prefix}-{drawn}")
+            svg = drawing(view.page, cell, data["image/svg+xml"], f"{label or prefix}-{drawn}")
             parts.append(figure("figure", label, svg, words))
         elif "text/html" in data:
             parts.append(figure("table", label, SCROLL.format(data["text/html"]), words))
         elif output["output_type"] == "error":
             message = f"{output['ename']}: {output['evalue']}".removesuffix(": ")
-            parts.append(printed(message, "book-output book-failure"))
+            parts.append(PRINTED.format("book-output book-failure", html.escape(message)))
         elif "text" in output or "text/plain" in data:
-            text = output.get("text") or data["text/plain"]
-            parts.append(printed(text.rstrip("\n"), "book-output"))
+            text = (output.get("text") or data["text/plain"]).rstrip("\n")
+            parts.append(PRINTED.format("book-output", html.escape(text)))
         else:
             message = f"cannot show {', '.join(data)}; draw figures as vectors"
-            raise BookError(page.file, cell.line, message)
+            raise BookError(view.page.file, cell.line, message)
         drawn += parts[-1].startswith("<figure")
     if label and drawn != 1:
         message = f"{label} names one figure or table, but the cell gives {drawn}"
-        raise BookError(page.file, cell.line, message)
+        raise BookError(view.page.file, cell.line, message)
     shown = "".join(parts)
     return f"<div data-timing>{shown}</div>" if timed and shown else shown
 
@@ -350,11 +328,6 @@ def figure(kind, label, content, caption):
     return f'<figure class="book-{kind}"{anchor}>{first}{second}</figure>'
 
 
-def printed(text, style):
-    """Return printed text as HTML."""
-    return PRINTED.format(style, html.escape(text))
-
-
 def hide(content):
     """Keep what stands behind slots and formulas out of the search."""
     return SLOT.sub(r"<i data-search-exclude>\g<0></i>", content)
@@ -369,26 +342,25 @@ def fill(content, slots):
 # Notebooks
 
 
-def site_notebook(page, book, slots, formulas):
+def site_notebook(view):
     """Return a solutions page as the notebook that mkdocs-jupyter renders."""
     cells, count = [], 0
-    for piece in pieces(page, book.runs[page.key]):
+    for piece in pieces(view.page, view.book.runs[view.page.key]):
         if isinstance(piece, Text):
             cells.append(text_cell(piece.text))
         elif isinstance(piece[0], str):
-            text = resolve_links(*piece[:1], page, piece[1], book, page.key)
-            cells.append(text_cell(site_prose(text, page, piece[1], book, formulas)))
+            text = resolve_links(piece[0], view.page, piece[1], view.book, view.page.key)
+            cells.append(text_cell(site_prose(view, text, piece[1])))
         else:
-            cell, outputs, timed = piece
             count += 1
-            shown = output_html(page, cell, outputs, timed, book, formulas, f"c{count}")
+            cell, shown = piece[0], output_html(view, *piece, f"c{count}")
             if cell.options.get("echo") is False or cell.options.get("check"):
-                code = highlight(cell.source, PythonLexer(), HtmlFormatter(cssclass="highlight"))
+                code = highlight(cell.source, PythonLexer(), HtmlFormatter(wrapcode=True))
                 code = CHECKED.format(code) if cell.options.get("check") else ""
-                cells.append(text_cell(f"\n\n{slots.put(code + shown)}\n\n"))
+                cells.append(text_cell(f"\n\n{view.slots.put(code + shown)}\n\n"))
                 continue
             data = {"output_type": "display_data", "metadata": {}}
-            data["data"] = {"text/html": slots.put(shown)}
+            data["data"] = {"text/html": view.slots.put(shown)}
             cells.append(code_cell(cell.source, [data] if shown else []))
     return finish(cells)
 
@@ -397,24 +369,17 @@ def reader_notebook(page, book, modules, closing):
     """Return the notebook that a reader takes along; it needs no file of the book."""
 
     def link(words, key, anchor):
-        return (
-            words
-            if key in (page.key, "references")
-            else f"[{words}]({book.href(None, key, anchor)})"
-        )
+        own = key in (page.key, "references")
+        return words if own else f"[{words}]({book.href(None, key, anchor)})"
 
-    cells = []
-    if modules:
-        cells.append(
-            code_cell(bring(modules), tags=["book-setup"], jupyter={"source_hidden": True})
-        )
+    brought = code_cell(bring(modules), tags=["book-setup"], jupyter={"source_hidden": True})
+    cells = [brought] if modules else []
     for piece in pieces(page, book.runs[page.key]):
         if isinstance(piece, Text):
             cells.append(text_cell(piece.text))
         elif isinstance(piece[0], str):
-            text = resolve_links(
-                resolve(piece[0], page, piece[1], book, link), page, piece[1], book, None
-            )
+            text = resolve(piece[0], page, piece[1], book, link)
+            text = resolve_links(text, page, piece[1], book, None)
             cells.append(text_cell(portable(text, book)))
         else:
             cell, outputs, timed = piece

@@ -67,14 +67,15 @@ def run_pages(root, pages, tell):
     folder.mkdir(parents=True, exist_ok=True)
     build = Build(root, folder, environment(), [], threading.Event(), tell)
     known = read_entry(times) or {}
+    order = sorted(pages, key=lambda page: -known.get(page.key, 1e9))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = {pool.submit(lambda p: asyncio.run(run_page(build, p)), p): p.key for p in order}
         try:
-            order = sorted(pages, key=lambda page: -known.get(page.key, 1e9))
-            jobs = {pool.submit(asyncio.run, run_page(build, page)): page.key for page in order}
             for job in as_completed(jobs):
                 runs[jobs[job]] = job.result()
         except BaseException:  # an error or Ctrl-C ends the other pages too
             build.stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
             for kernel in build.kernels:
                 kernel.kill()
             raise
@@ -110,10 +111,8 @@ def environment():
 
 def code_key(cells, world):
     """Return the key of a run of these cells."""
-    names = ("raises", "stderr", "cache")
-    return sha(
-        world, [[type(c).__name__, c.source, *(c.options.get(n) for n in names)] for c in cells]
-    )
+    options = [[c.options.get(name) for name in ("raises", "stderr", "cache")] for c in cells]
+    return sha(world, options, [[type(c).__name__, c.source] for c in cells])
 
 
 def lookup(build, cells):
@@ -121,14 +120,13 @@ def lookup(build, cells):
     ends = {len(cells)} | {i for i, cell in enumerate(cells, 1) if cell.options.get("cache")}
     for end in sorted(ends, reverse=True):
         for path in build.folder.glob(f"{code_key(cells[:end], build.world)}-*.json"):
-            entry, state = read_entry(path) or {"files": {"": ""}}, path.with_suffix(".state")
-            files = {os.path.join(build.root, name): then for name, then in entry["files"].items()}
-            if any(digest(name) != then for name, then in files.items()):
-                continue
-            if end == len(cells) or digest(state) == entry["state"]:
+            entry, state = read_entry(path), path.with_suffix(".state")
+            then = entry["files"] if entry else {}
+            changed = any(digest(os.path.join(build.root, n)) != then[n] for n in then)
+            if entry and not changed and (end == len(cells) or digest(state) == entry["state"]):
                 with contextlib.suppress(FileNotFoundError):  # there may be no snapshot
-                    for used in (path, state):
-                        os.utime(used)  # the oldest go first
+                    os.utime(path)  # the oldest go first
+                    os.utime(state)
                 return Run(entry["outputs"], entry["seconds"], entry["files"], end), state
     return Run([], [], {}, 0), None
 
@@ -211,9 +209,9 @@ async def run_page(build, page, cold=False):
             if run.kept and not await ask(client, f"restore({str(state)!r})"):
                 return await run_page(build, page, cold=True)
             return await run_cells(build, client, page, cells, run)
-        except DeadKernelError:
+        except RuntimeError as error:  # dead, or what is asked of it fails
             cell = cells[min(len(run.outputs), len(cells) - 1)]
-            raise fault(page, cell, "the kernel died in this cell") from None
+            raise fault(page, cell, f"the kernel failed in this cell: {error}") from None
 
 
 def variables(build):
@@ -233,7 +231,7 @@ async def run_cells(build, client, page, cells, run):
     """Run the cells that `run` has no outputs of; return it complete, and keep it."""
     for number, cell in enumerate(cells[run.kept :], run.kept + 1):
         if build.stopped.is_set():
-            raise DeadKernelError
+            raise DeadKernelError("stopped")
         before = time.perf_counter()
         run.outputs.append(await run_cell(client, page, cells, cell))
         run.seconds.append(time.perf_counter() - before)
@@ -303,6 +301,6 @@ async def ask(client, call):
     done = await client.async_execute_cell(new_code_cell(code), 0, store_history=False)
     for output in done.outputs:
         if output.output_type == "error":
-            raise RuntimeError("\n".join(output.traceback))
+            raise RuntimeError(f"{output.ename}: {output.evalue}")
     answers = [o.data["application/json"] for o in done.outputs if o.output_type == "display_data"]
     return answers[0] if answers else None

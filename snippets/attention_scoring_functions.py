@@ -497,7 +497,7 @@ def tiled_attention(
 # --8<-- [start:high_water_mark]
 def high_water_mark():
     """Give the most memory that this process has held so far, in MiB."""
-    status = Path("/proc/self/status")  # Linux
+    status = Path("/proc/self/status")  # Linux, where ru_maxrss is inherited
     if status.exists() and "VmHWM:" in status.read_text():
         return int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
     import resource  # macOS, in bytes; Windows has neither

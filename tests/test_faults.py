@@ -1,11 +1,11 @@
 """Whatever is wrong stops the build with its place: one fault a test, then a build that passes."""
 
-import os
+import shutil
 import subprocess
 import sys
 
 import pytest
-from toy import ROOT, Toy, page_text, printed
+from toy import ROOT, Toy
 
 from hooks import run
 from hooks.expand import BookError, read_markdown, read_percent
@@ -155,7 +155,7 @@ def test_a_syntax_error_in_a_region_is_found_in_its_file(toy):
 
 def test_a_module_that_is_not_utf8_is_named(toy):
     (toy.root / "snippets/part.py").write_bytes(b"# caf\xe9\n")
-    with pytest.raises(BookError, match=r"^snippets/part\.py:1: this file is not UTF-8"):
+    with pytest.raises(BookError, match=r"^snippets/part\.py:1: this is not UTF-8"):
         read_markdown('```python\n--8<-- "snippets/part.py"\n```', "docs/page.md", toy.root)
 
 
@@ -230,7 +230,7 @@ def test_solutions_that_cannot_be_read(toy, text, line, message):
             "docs/page.md:3",
             "longer than its limit of 1",
         ),
-        ("import os\nos._exit(1)", "docs/page.md:3", "the kernel died in this cell"),
+        ("import os\nos._exit(1)", "docs/page.md:3", "the kernel failed in this cell: Kernel died"),
         ("print(object())", "docs/page.md:3", "an address of memory changes with every run"),
         ("print('\\x1b[1mbold')", "docs/page.md:3", "control characters"),
         ("print('50%\\r100%')", "docs/page.md:3", "control characters"),
@@ -255,7 +255,7 @@ def test_stderr_that_comes_late_is_not_lost(toy):
         import sys, threading, time
         threading.Timer(0.2, lambda: print("late", file=sys.stderr)).start()
     """
-    with pytest.raises(BookError, match=r"^docs/page\.md:9: the cell wrote to stderr: late"):
+    with pytest.raises(BookError, match=r"^docs/page\.md:8: the cell wrote to stderr: late"):
         toy.cells(late, "time.sleep(0.5)")
 
 
@@ -284,14 +284,14 @@ def test_unusual_cells_work(toy):
         "grösse = '<b>&amp; | *'\nprint(grösse)",
         "#| stderr: true\nimport sys\nprint('oh', file=sys.stderr)",
         "def print(*values):\n    raise ValueError\nstr = book = 3",
-        "Values `{python} grösse`, `{python} 1, 2`, `{python} f'{1/3:.2f}'  # why`, ``{python} no``.",
+        "Is `{python} grösse`, `{python} 1, 2`, `{python} round(1 / 3, 2) # why`, ``{python} no``.",
         "import os\nos.system('echo from a process');",
         "os.chdir('/')\nos.environ['PATH'] = ''\nsys.path.clear()",
         "`{python} os.getcwd()`",
         "import functools\n@functools.cache\ndef f(): return 1\nf()",
         "#| raises: ValueError\nraise ValueError",
         "import sys; sys.stdout.write('no end')\nNone",
-        "for i in range(3):\n    import time\n    time.sleep(0.25)\n    sys.stdout.write(f'{i}\\n');",
+        "import time\nfor i in '012':\n    time.sleep(0.25)\n    sys.stdout.write(f'{i}\\n');",
         "a: int = 3\nmatch a:\n    case 3:\n        pass\n",
     )
     texts = ["".join(o.get("text", o.get("evalue", "")) for o in out) for out in result.outputs]
@@ -316,5 +316,218 @@ def test_pictures_come_as_vectors(toy):
     )
     kinds = [[sorted(output["data"]) for output in outputs] for outputs in result.outputs]
     assert kinds == [[["image/svg+xml", "text/plain"]] * count for count in (1, 1, 2)]
-    again = Toy(toy.root / "again")
-    assert again.run_text(page_text("1")) if hasattr(again, "run_text") else True
+
+
+# Faults that only the whole book shows
+
+
+INDEX = """
+    ---
+    execute: true
+    ---
+    # Toy
+
+    First prose, see [the other](other.md#more), @sec-other and @fig-line.
+
+    ```python
+    print(1)
+    ```
+
+    $$
+    x = 1
+    $$ {#eq-one}
+
+    It is @eq-one [@vaswani2017].
+"""
+OTHER = """
+    ---
+    execute: true
+    ---
+    # Other
+
+    Other prose.
+
+    ```python
+    import matplotlib.pyplot as plt
+    ```
+
+    ```python
+    #| label: fig-line
+    #| caption: A line.
+    #| alt: A black line that rises from the left to the right.
+    figure, axes = plt.subplots()
+    axes.plot([1, 2], color="#000000")
+    plt.close(figure)
+    figure
+    ```
+
+    ## More
+
+    Last prose.
+"""
+SOLUTIONS = """
+    # %% [markdown]
+    # # Solutions: Other
+    #
+    # Solved prose [in the text](../other.md#more).
+
+    # %%
+    print("solved")
+"""
+WORKS = """
+    @inproceedings{vaswani2017,
+      author = {Vaswani, Ashish and Shazeer, Noam},
+      title = {Attention is all you need},
+      booktitle = {Advances in Neural Information Processing Systems},
+      year = {2017},
+    }
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return a small book that has been built."""
+    toy = Toy(tmp_path_factory.mktemp("built"))
+    toy.config("index.md", "other.md", "solutions/other.ipynb", "references.md", "third-party.md")
+    toy.write("snippets/__init__.py", "")
+    toy.write("docs/index.md", INDEX)
+    toy.write("docs/other.md", OTHER)
+    toy.write("docs/solutions/other.py", SOLUTIONS)
+    toy.write("docs/references.md", "# References\n\n<!-- references -->\n")
+    toy.write("docs/references.bib", WORKS)
+    shutil.copytree(ROOT / "docs/assets", toy.root / "docs/assets")
+    code, _, errors = toy.build()
+    assert code == 0, errors
+    return toy
+
+
+@pytest.fixture
+def book(built, tmp_path):
+    """Return a copy of that book, with its cache."""
+    return Toy(tmp_path / "copy", like=built)
+
+
+PROSE = ("docs/index.md", "First prose")
+FIGURE = ("docs/other.md", "#| alt: A black line that rises from the left to the right.")
+IMAGE = "axes.imshow([[i * j % 7 for i in range(80)] for j in range(80)], cmap='gray')"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "place", "message"),
+    [
+        (*PROSE, "@fig-none", "docs/index.md:6", "no label 'fig-none'"),
+        (*PROSE, "[@nobody1999]\nand", "docs/index.md:6", "no work 'nobody1999'"),
+        (*PROSE, "[@vaswani2017]\nand\n@eq-two", "docs/index.md:8", "no label 'eq-two'"),
+        (*PROSE, "\n\n$\\frac{1}$", "docs/index.md:8", "\\frac"),
+        (*PROSE, "$$\nx = 1\n\nwith", "docs/index.md:6", "$$ is never closed"),
+        (*PROSE, "$$\nx\n$$ {#eq-one}\n\n", "docs/index.md:18", "the label eq-one"),
+        (*PROSE, "`{python} 1 / 0`", "docs/index.md:6", "ZeroDivisionError"),
+        ("docs/other.md", "fig-line", "tbl-line", "docs/index.md:6", "no label 'fig-line'"),
+        (
+            "docs/index.md",
+            "print(1)",
+            "#| label: fig-line\n#| caption: x\n1",
+            "docs/other.md",
+            "fig-line",
+        ),
+        (
+            "docs/index.md",
+            "print(1)",
+            "#| label: fig-b\n#| caption: x\n1",
+            "docs/index.md:8",
+            "fig-b",
+        ),
+        (*FIGURE, "#| alt: A line.", "docs/other.md:12", "alt"),
+        ("docs/other.md", "figure\n", "figure, axes\n", "docs/other.md:12", "fig-line"),
+        (
+            "docs/other.md",
+            'axes.plot([1, 2], color="#000000")',
+            IMAGE,
+            "docs/other.md:12",
+            "raster",
+        ),
+        ("docs/other.md", '"#000000"', '"#123456"', "docs/other.md:12", "#123456"),
+        ("docs/other.md", "A line.", "A line, @fig-no.", "docs/other.md:12", "no label 'fig-no'"),
+        (
+            "docs/other.md",
+            "execute: true",
+            "title: Other",
+            "docs/other.md:8",
+            "without `execute: true`",
+        ),
+        (
+            "docs/solutions/other.py",
+            "Solved",
+            "@eq-no",
+            "docs/solutions/other.py:4",
+            "no label 'eq-no'",
+        ),
+        ("docs/solutions/other.py", '"solved"', "wdth", "docs/solutions/other.py:7", "NameError"),
+        ("docs/references.bib", "year", "year year", "docs/references.bib:5", "syntax error"),
+        ("docs/index.md", "print(1)", "print(2)\nprint(wdth)", "docs/index.md:10", "NameError"),
+    ],
+)
+def test_a_book_that_cannot_be_built(book, file, old, new, place, message):
+    book.edit(file, old, new)
+    code, _, errors = book.build()
+    assert code == 1
+    told = [row for row in errors.split("\n") if row.startswith("docs/")]
+    assert len(told) == 1
+    assert told[0].startswith(place)
+    assert message in told[0]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        (*PROSE, "[a link](nowhere.md)", "nowhere"),
+        (*PROSE, "[a link](other.md#nowhere)", "#nowhere"),
+        (*PROSE, "[a link](#nowhere)", "#nowhere"),
+        (*PROSE, "[a link](/other/)", "/other/"),
+        ("docs/solutions/other.py", "other.md#more", "nowhere.md", "nowhere"),
+        ("mkdocs.yml", "- other.md", "- other.md\n- nowhere.md", "nowhere.md"),
+        ("mkdocs.yml", "- references.md\n", "", "references.md"),
+    ],
+)
+def test_links_that_lead_nowhere(book, file, old, new, message):
+    book.edit(file, old, new)
+    code, _, errors = book.build()
+    assert code == 1
+    assert message in errors
+
+
+def test_a_page_that_is_not_utf8(book):
+    (book.root / "docs/other.md").write_bytes(b"# Other\n\nCaf\xe9\n")
+    code, _, errors = book.build()
+    assert code == 1
+    assert "docs/other.md:3: this is not UTF-8" in errors
+
+
+def test_nothing_wrong_builds_from_the_cache(book):
+    code, out, errors = book.build()
+    assert (code, "WARNING" in errors) == (0, False)
+    text = (book.root / "site/index.html").read_text(encoding="utf-8")
+    assert "Figure&nbsp;1.1" in text
+
+
+def test_the_last_good_site_stays(book):
+    """`make site` puts a site in place only after a build that succeeds."""
+    shutil.copy(ROOT / "Makefile", book.root)
+
+    def make(command):
+        return subprocess.run(command, cwd=book.root, check=False, capture_output=True, text=True)
+
+    venv = sys.executable.rsplit("/", 2)[0]
+    command = ["make", "-o", "setup", f"VENV={venv}", "site"]
+    (book.root / "site/mark.txt").write_text("good")
+    book.edit(*PROSE, "@fig-none")
+    failed = make(command)
+    assert failed.returncode != 0
+    assert "\ndocs/index.md:6: there is no label 'fig-none'\n" in failed.stderr
+    assert (book.root / "site/mark.txt").read_text() == "good"
+    book.edit("docs/index.md", "@fig-none", "@fig-line")
+    done = make(command)
+    assert done.returncode == 0, done.stderr
+    assert not (book.root / "site/mark.txt").exists()
+    assert (book.root / "site/index.html").exists()

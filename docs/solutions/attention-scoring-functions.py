@@ -329,7 +329,7 @@ assert failures(masked_softmax) == []
 
 # %% [markdown]
 # Now the mends. *One* and *two* need $-\infty$ before the softmax and zeros after it; the zeros written by `masked_fill` also replace the NaN of an empty row, in the
-# gradient too. *Three* normalises again what is left, but only after masking, or a high masked score would leave nothing to normalise. *Four* must not write into its argument: one underscore.
+# gradient too. (A NaN still passes in between; the guard of the section avoids even that.) *Three* normalises again what is left, but only after masking, or a high masked score would leave nothing to normalise. *Four* must not write into its argument: one underscore.
 # *Five* has to subtract the maximum of the *allowed* scores; then the largest term is 1 and a sum below 1 can only be that of an empty row. *Six* needs the last axis, and zeros where the mask
 # says so instead of wherever a NaN turns up: `nan_to_num` would hide a NaN that is really there.
 
@@ -340,7 +340,7 @@ def one_mended(scores, mask):
     return weights.masked_fill(~mask, 0)
 
 
-twomended = one_mended
+two_mended = one_mended
 
 
 def three_mended(scores, mask):
@@ -372,7 +372,7 @@ def six_mended(scores, mask):
 # %%
 mended = (
     one_mended,
-    twomended,
+    two_mended,
     three_mended,
     four_mended,
     five_mended,
@@ -615,6 +615,7 @@ def peak_of(attend, length):
     return counter.peak / 2**20
 
 
+# %%
 versions = {
     "naive": lambda *x: scaled_dot_product_attention(*x)[0],
     "tiled, autograd": tiled_attention,

@@ -202,17 +202,29 @@ def test_scale_can_be_chosen(scale):
     close(tiles_of_three(*inputs, scale=scale), expected)
 
 
-def test_gradcheck():
+@pytest.mark.parametrize("name", (*VERSIONS, *layers()))
+def test_gradcheck(name):
     """Compare gradients with finite differences, an empty row included."""
-    inputs = [x.requires_grad_() for x in draw(2, dtype=torch.float64)]
-    mask = make_mask("empty row", 2, T, S)
-    for attend in VERSIONS.values():
-        assert torch.autograd.gradcheck(lambda *x, attend=attend: attend(*x, mask), inputs)
-    scores = torch.randn(2, T, S, dtype=torch.float64, requires_grad=True)
+    shapes = ((1, 3, D), (1, 5, D), (1, 5, 2))
+    inputs = [torch.randn(*x, dtype=torch.float64, requires_grad=True) for x in shapes]
+    mask = make_mask("empty row", 1, 3, 5).clone()
+    mask[:, 0, :2] = True
+    attend = VERSIONS.get(name) or layers()[name].double()
+
+    def output(*inputs):
+        return attend(*inputs, mask) if name in VERSIONS else attend(*inputs, mask, True)
+
+    assert torch.autograd.gradcheck(output, inputs, fast_mode=True)
+    if name in VERSIONS:
+        assert torch.autograd.gradgradcheck(output, inputs, fast_mode=True)
+
+
+def test_gradcheck_of_the_softmax():
+    """Compare the slopes of the weights, to the second order."""
+    scores = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    mask = make_mask("empty row", 2, 3, 5)
     assert torch.autograd.gradcheck(lambda x: masked_softmax(x, mask), scores)
-    for layer in layers().values():
-        layer.double()
-        assert torch.autograd.gradcheck(lambda *x, layer=layer: layer(*x, mask, True), inputs)
+    assert torch.autograd.gradgradcheck(lambda x: masked_softmax(x, mask), scores)
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
@@ -323,11 +335,22 @@ def test_length_mask_refuses_what_is_no_length():
         with pytest.raises(TypeError, match="integers"):
             length_mask(lens, 4)
     for lens in ([5], [-1], [[1, 2], [3, 9]]):
-        with pytest.raises(ValueError, match="from 0 to 4"):
+        with pytest.raises(ValueError, match="be 0 to 4"):
             length_mask(torch.tensor(lens), 4)
     for shape in ((), (1, 2, 3)):
         with pytest.raises(ValueError, match="valid_lens"):
             length_mask(torch.ones(shape, dtype=torch.long), 4)
+    with pytest.raises(ValueError, match="-1 keys"):
+        length_mask(torch.zeros(0, dtype=torch.long), -1)
+
+
+@pytest.mark.parametrize("dtype", (torch.uint8, torch.int8, torch.int16, torch.int32))
+def test_short_integers_count_many_keys(dtype):
+    """Compare lengths with a number of keys that their dtype cannot hold."""
+    mask = length_mask(torch.tensor([5, 100], dtype=dtype), 300)
+    assert mask.sum(-1).tolist() == [[5], [100]]
+    with pytest.raises(ValueError, match=r"not \[101\]"):
+        length_mask(torch.tensor([101], dtype=dtype), 100)
 
 
 def test_causal_mask_stands_at_the_last_key():
@@ -513,6 +536,30 @@ def test_layers_ignore_nan_in_the_padding(kind, need_weights):
 
 
 @versions
+@pytest.mark.parametrize("lead", ((), (B,), (B, H), (H, H), (1, 1)), ids=str)
+def test_unused_keys_with_every_kind_of_mask(attend, lead):
+    """Close a key to all queries, and a query to all keys, in (T, S) and more."""
+    full = torch.ones(T, S, dtype=torch.bool)
+    full[:, 3] = False
+    full[2] = False
+    masks = [full]
+    if lead:
+        masks.append(full.expand(*lead, T, S))
+    if len(lead) == 2:
+        masks.append(full.expand(lead[0], 1, T, S))
+    clean = draw(*lead)
+    poisoned = [x.clone() for x in clean]
+    poisoned[0][..., 2, :] = NAN
+    for x in poisoned[1:]:
+        x[..., 3, :] = NAN
+    for mask in masks:
+        found, right = (gradients(attend, x, mask) for x in (poisoned, clean))
+        for x, y in zip(found, right, strict=True):
+            assert torch.equal(x, y)
+        assert (found[0][..., 2, :] == 0).all()
+
+
+@versions
 def test_a_nan_that_is_attended_is_not_hidden(attend):
     """Show a NaN that some query may attend to."""
     for place in (1, 2):
@@ -582,7 +629,10 @@ def test_no_keys_and_no_queries(attend):
     assert attend(*draw(B, num_queries=0)).shape == (B, 0, V)
     assert attend(*draw(B, num_queries=0, num_keys=0)).shape == (B, 0, V)
     empty = torch.ones(T, 0, dtype=torch.bool)
-    assert torch.equal(attend(*draw(B, num_keys=0), empty), torch.zeros(B, T, V))
+    for mask in (None, empty):
+        output, *grads = gradients(attend, draw(B, num_keys=0), mask)
+        assert torch.equal(output, torch.zeros(B, T, V))
+        assert (grads[0] == 0).all()
     assert attend(*draw(0)).shape == (0, T, V)
 
 
@@ -662,7 +712,9 @@ def test_half_precision_neither_overflows_nor_rounds_twice():
         assert torch.equal(attend(query, query, query), query)
     inputs = draw(B, dtype=torch.bfloat16)
     right = reference(*inputs)
+    wide = query[..., :3]  # V other than D: not the fast kernel
     for attend in VERSIONS.values():
+        assert torch.equal(attend(query, query, wide, causal_mask(2, 2)), wide)
         error = (attend(*inputs).double() - right).abs() / right.abs()
         assert error.max() < 0.005
     assert at_least_float32(inputs[0]).dtype == torch.float32
@@ -795,6 +847,33 @@ def test_a_bias_at_a_masked_pair_does_not_matter():
     assert bias.grad.isfinite().all()
 
 
+def test_a_bias_of_minus_infinity_closes_a_pair():
+    """Give zeros, not NaN, where bias, or bias and mask, leave nothing."""
+    inputs = [x.requires_grad_() for x in draw(B)]
+    allowed = make_mask("empty row", B, T, S)
+    bias = torch.zeros(B, T, S).masked_fill(~allowed, -math.inf)
+    right, right_weights = scaled_dot_product_attention(*inputs, allowed)
+    for mask in (None, length_mask(torch.tensor([S, S, S]), S)):
+        leaf = bias.clone().requires_grad_()
+        output, weights = scaled_dot_product_attention(*inputs, mask, score_bias=leaf)
+        close(output, right)
+        close(weights, right_weights)
+        output.square().sum().backward()
+        assert all(x.grad.isfinite().all() for x in (*inputs, leaf))
+    shut = torch.full((S,), -math.inf)
+    output, _ = scaled_dot_product_attention(*inputs, score_bias=shut)
+    assert (output == 0).all()
+
+
+def test_a_bias_that_is_not_a_number_is_not_hidden():
+    """Let NaN in an open pair be seen."""
+    bias = torch.zeros(T, S)
+    bias[1, 2] = NAN
+    output, _ = scaled_dot_product_attention(*draw(B), score_bias=bias)
+    assert output[:, 1].isnan().all()
+    assert output[:, 0].isfinite().all()
+
+
 # Layers: weights, dropout, state.
 
 
@@ -813,6 +892,22 @@ def test_weights_on_demand_do_not_change_the_output(kind, mask_kind):
     _, weights = layer(*draw(B), mask, need_weights=True)
     seen = torch.ones(B, T) if mask is None else mask.any(-1).expand(B, T)
     close(weights.sum(-1), seen.float())
+
+
+@every_layer
+def test_autocast(kind):
+    """Keep to one dtype, weights or not, training or not, and stay close."""
+    layer, mask = layers()[kind], make_mask("empty row", B, T, S)
+    right, _ = layer(*draw(B), mask)
+    seen = set()
+    for training in (True, False):
+        for need_weights in (True, False):
+            layer.train(training)
+            with torch.autocast("cpu", torch.bfloat16):
+                output, _ = layer(*draw(B), mask, need_weights)
+            close(output, right, torch.bfloat16)
+            seen.add(output.dtype)
+    assert len(seen) == 1
 
 
 @every_layer
@@ -1033,7 +1128,11 @@ def test_tiles_with_scores_far_apart():
 
 def test_peak_memory_measures_all_three():
     """Name the versions; the numbers are the page's business."""
-    assert list(peak_memory(64)) == ["fused", "tiled", "naive"]
+    peaks = peak_memory([64, 128])
+    assert list(peaks) == ["fused", "tiled", "naive"]
+    marks = [mark for row in peaks.values() for mark in row]
+    assert len(marks) == 6
+    assert marks == sorted(marks)
 
 
 # Figures.
