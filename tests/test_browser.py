@@ -278,10 +278,12 @@ def test_formulas_are_drawn_in_their_own_font(window, origin):
     page = window(origin + html_of(SECTIONS[0]))
     page.wait_for_load_state("networkidle")
     loaded = page.evaluate(
-        "[...document.fonts].filter(f => f.status === 'loaded').map(f => f.family)"
+        """[...document.fonts].filter(font => font.status === "loaded").map(
+          font => `${font.family} ${font.weight} ${font.style}`.replace("normal ", "400 "))"""
     )
-    assert any("KaTeX_Main" in family for family in loaded), loaded
-    assert any("Literata" in family for family in loaded), loaded
+    loaded = {name.replace('"', "") for name in loaded}
+    for family in ("KaTeX_Main", "Literata", "JetBrains Mono"):
+        assert f"{family} 400 normal" in loaded, loaded
 
 
 def colours_of_a_figure(page):

@@ -181,8 +181,9 @@ def test_small_rows_keep_their_gradient(size):
     torch.testing.assert_close(similarity.grad * size, expected)
 
 
-def test_gradient_of_normalise_is_right():
-    similarity = normal(T, S).abs().requires_grad_()
+@pytest.mark.parametrize("sign", [1, -1])
+def test_gradient_of_normalise_is_right(sign):
+    similarity = (sign * normal(T, S).abs()).requires_grad_()
     assert torch.autograd.gradcheck(normalise, similarity)
 
 
@@ -194,6 +195,11 @@ def test_pool_is_the_sum_of_weights_times_values():
     expected = torch.einsum("ts,sv->tv", weights, values)
     torch.testing.assert_close(pool(weights, values), expected)
     torch.testing.assert_close(pool(weights, values[:, 0]), expected[:, 0])
+
+
+def test_a_weight_of_zero_keeps_its_gradient():
+    weights = normal(T, S).index_fill(1, torch.tensor(2), 0).requires_grad_()
+    assert torch.autograd.gradcheck(pool, (weights, normal(S, V, seed=1).requires_grad_()))
 
 
 # nadaraya_watson
