@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import itertools
 import os
 import re
 import sys
@@ -30,15 +31,14 @@ LICENCE = (
     "From [{}]({}). Code: MIT licence. Text and figures: "
     "[CC BY-SA 4.0](https://creativecommons.org/licenses/by-sa/4.0/)."
 )
-made, drawn, numbers_of = {}, {}, {}  # from on_files until the pages are built
+made, drawn = {}, {}  # page key → Made, token → formula: from on_files until the pages are built
 
 
 class Made(NamedTuple):
     """What became of a page: its Markdown (or notebook), and what to put into its HTML."""
 
     text: str
-    slots: dict
-    formulas: list
+    view: render.View
     downloads: str
 
 
@@ -48,7 +48,6 @@ class Site(NamedTuple):
     root: Path
     files: object
     config: object
-    works: dict  # key → (words for a sentence, entry for the list)
     book: render.Book
 
 
@@ -67,65 +66,52 @@ def on_files(files, config):
 
 def make(root, files, config):
     """Expand, check, run and render all pages; add notebooks, scripts and fonts to `files`."""
-    pages, executed = read_pages(root, files)
-    keys = [key for key in nav_keys(config.nav) if key == "index" or f"solutions/{key}" in executed]
+    pages = read_pages(root, files)
+    solved = {page.key.removeprefix("solutions/") for page in pages if "/" in page.key}
+    keys = [key for key in nav_keys(config.nav) if key == "index" or key in solved]
     numbers = {key: str(n) if n else "" for n, key in enumerate(keys, "index" not in keys)}
-    works = kept(
-        root,
-        parts.read_works,
-        expand.read_text(root / "docs/references.bib", "docs/references.bib"),
-    )
-    urls = {page.key: page_url(page.key, files, config) for page in pages}
+    bib = expand.read_text(root / "docs/references.bib", "docs/references.bib")
+    folders = ("", "", config.use_directory_urls)
+    urls = {page.key: File(f"{page.key}.md", *folders).url for page in pages}
 
     def href(start, key, anchor):
         end = urls[key] + (f"#{anchor}" if anchor else "")
         web = config.site_url + end.removeprefix("./")
         return get_relative_url(end, urls[start]) if start else web
 
-    labels = render.collect_labels(pages, numbers)
-    words = {key: sentence for key, (sentence, _) in works.items()}
-    book = render.Book(numbers, labels, words, {}, href)
+    labels, works = render.collect_labels(pages, numbers), kept(root, parts.read_works, bib)
+    book = render.Book(numbers, labels, works, {}, href)
     for page in pages:
         render.check(page, book)
-    running = [page for page in pages if page.key in executed]
+    running = [page for page in pages if run.page_cells(page)]
     book.runs.update(run.run_pages(root, running, progress(running)))
     show_times(book.runs)
-    site = Site(root, files, config, works, book)
+    site = Site(root, files, config, book)
     made.clear()
-    for page in pages:
-        made[page.key] = make_page(site, page, pages)
-    typeset(root, pages)
-    numbers_of.clear()
-    numbers_of.update({label: found.number for label, found in labels.items()})
+    made.update({page.key: make_page(site, page, pages) for page in pages})
+    typeset(root)
     add_others(site)
 
 
 def read_pages(root, files):
-    """Return the expanded pages and the keys of those that run; take their sources from `files`."""
-    pages, executed = [], set()
+    """Return the expanded pages; take what is not for the reader from `files`."""
+    pages = []
     for file in list(files):
         name, key = f"docs/{file.src_uri}", file.src_uri.rpartition(".")[0]
+        if file.src_uri.endswith((".py", ".bib")):
+            files.remove(file)
         if file.src_uri.startswith("solutions/") and file.src_uri.endswith(".py"):
-            blocks = expand.read_percent(expand.read_text(file.abs_src_path, name), name, root)
-            executed.add(key)
+            text = expand.read_text(file.abs_src_path, name)
+            pages.append(expand.Page(key, name, expand.read_percent(text, name, root)))
         elif file.src_uri.endswith(".md") and file.abs_src_path:
             text = expand.read_text(file.abs_src_path, name)
             body, meta = get_data(text)
             line = text.count("\n") - body.count("\n") + 1
-            blocks = expand.read_markdown(body, name, root, line)
-            cell = next((b for b in blocks if not isinstance(b, expand.Text)), None)
-            if meta.get("execute"):
-                executed.add(key)
-            elif cell:
-                raise expand.BookError(name, cell.line, "a cell on a page without `execute: true`")
-        else:
-            if file.src_uri.endswith((".py", ".bib")):
-                files.remove(file)
-            continue
-        pages.append(expand.Page(key, name, blocks))
-        if file.src_uri.endswith(".py"):
-            files.remove(file)
-    return pages, executed
+            page = expand.Page(key, name, expand.read_markdown(body, name, root, line))
+            if not meta.get("execute") and (cells := run.page_cells(page)):
+                raise expand.BookError(name, cells[0].line, "a cell without `execute: true`")
+            pages.append(page)
+    return pages
 
 
 def nav_keys(nav):
@@ -136,16 +122,9 @@ def nav_keys(nav):
     return [key for entry in entries for key in nav_keys(entry)]
 
 
-def page_url(key, files, config):
-    """Return the address of a page below the site's root."""
-    if file := files.get_file_from_path(f"{key}.md"):
-        return file.url
-    return f"{key}/" if config.use_directory_urls else f"{key}.html"
-
-
 def make_page(site, page, pages):
     """Render a page, with the lists that belong on it; add its downloads to the files."""
-    view, downloads = render.View(page, site.book, render.Slots(), []), ""
+    view = render.View(page, site.book, [], [], itertools.count(1))
     if page.key.startswith("solutions/"):
         text, folder = nbformat.writes(render.site_notebook(view)), site.root / run.FOLDER / "pages"
         run.write_whole(folder / f"{page.key}.ipynb", text)
@@ -153,13 +132,11 @@ def make_page(site, page, pages):
         site.files.append(File(f"{page.key}.ipynb", *where))
     else:
         text = render.page_markdown(view)
-    if page.key in site.book.runs:
-        downloads = add_downloads(site, page)
     if page.key == "references":
-        text = text.replace("<!-- references -->", cited_works(site, pages))
+        text = text.replace("<!-- references -->", cited_works(site.book, pages))
     for mark, name in re.findall(r"(<!-- names of (\S+) -->)", text):
         text = text.replace(mark, parts.list_names((site.root / name).read_text("utf-8")))
-    return Made(text, view.slots, view.formulas, downloads)
+    return Made(text, view, add_downloads(site, page) if page.key in site.book.runs else "")
 
 
 def add_downloads(site, page):
@@ -168,33 +145,36 @@ def add_downloads(site, page):
     there = [name for name in sorted(names) if (site.root / name).is_file()]  # not only looked for
     modules = {name: (site.root / name).read_text("utf-8") for name in there}
     licence = LICENCE.format(site.config.site_name, site.config.site_url)
-    closing = {"licence": licence, "works": {key: entry for key, (_, entry) in site.works.items()}}
-    notebook = render.reader_notebook(page, site.book, modules, closing)
-    contents = {"ipynb": nbformat.writes(notebook) + "\n", "py": render.script(notebook)}
+    notebook = render.reader_notebook(page, site.book, modules, licence)
     here, links = site.book.href(None, page.key, "").removeprefix(site.config.site_url), []
-    for suffix, words in (("ipynb", "Notebook"), ("py", "Python script")):
+    for suffix, words, content in (
+        ("ipynb", "Notebook", nbformat.writes(notebook) + "\n"),
+        ("py", "Python script", render.script(notebook)),
+    ):
         name = f"downloads/{page.key}.{suffix}"
-        site.files.append(File.generated(site.config, name, content=contents[suffix]))
+        site.files.append(File.generated(site.config, name, content=content))
         links.append(f'<a href="{get_relative_url(name, here)}" download>{words}</a>')
     return f'<p class="book-downloads" data-search-exclude>Take it along: {" · ".join(links)}</p>'
 
 
-def cited_works(site, pages):
-    """Return the list of works for the page of references."""
+def cited_works(book, pages):
+    """Return the works that pages cite, each with links to these pages, as Markdown."""
     cited = {}
     for page in pages:
-        label = site.book.labels.get("sec-" + page.key.removeprefix("solutions/"))
+        label = book.labels.get("sec-" + page.key.removeprefix("solutions/"))
         words = label.text if label else page.key
-        words += " (solutions)" if page.key.startswith("solutions/") else ""
-        address = site.book.href("references", page.key, "")
+        words += " (solutions)" * page.key.startswith("solutions/")
+        link = f'<a class="book-ref" href="{book.href("references", page.key, "")}">{words}</a>'
         for key in sorted(render.cited(page)):
-            cited.setdefault(key, []).append(f'<a class="book-ref" href="{address}">{words}</a>')
-    return parts.list_works(site.works, cited)
+            cited.setdefault(key, []).append(link)
+    row = '- <span id="ref-{}"></span>{} Cited in {}.'.format
+    keys = sorted(cited, key=lambda key: book.works[key][0].lower())  # by family name
+    return "\n".join(row(key, book.works[key][1], ", ".join(cited[key])) for key in keys)
 
 
-def typeset(root, pages):
+def typeset(root):
     """Let KaTeX draw the formulas of all pages."""
-    found = [(page, formula) for page in pages for formula in made[page.key].formulas]
+    found = [(page.view.page, formula) for page in made.values() for formula in page.view.formulas]
     formulas = [(formula.tex, formula.display) for _, formula in found]
     try:
         html = maths.typeset(formulas, root / run.FOLDER / "maths.json", root)
@@ -203,14 +183,13 @@ def typeset(root, pages):
         message = f"{error.args[1]} in {formula.tex}"
         raise expand.BookError(page.file, formula.line, message) from None
     drawn.clear()
-    drawn.update({formula.token: text for (_, formula), text in zip(found, html, strict=True)})
+    drawn.update({formula.token: text for (_, formula), text in zip(found, html)})
 
 
 def add_others(site):
     """Add what others made: fonts and styles, and the page that names and thanks them."""
-    root, said = site.root, set()
-    for page in made.values():
-        said.update(page.text, *page.slots.values())
+    root = site.root
+    said = set().union(*(text for page in made.values() for text in (page.text, *page.view.slots)))
     locks = "".join((root / name).read_text() for name in ("requirements.txt", "package-lock.json"))
     thanks = kept(root, lambda _: parts.third_party_markdown(root), locks)
     fonts = parts.npm_files(root, said, drawn.values(), root / run.FOLDER / "fonts")
@@ -218,31 +197,35 @@ def add_others(site):
         site.files.append(File.generated(site.config, address, content=content))
 
 
+def made_of(page):
+    """Return what was made of a page of MkDocs."""
+    return made.get(page.file.src_uri.rpartition(".")[0])
+
+
 def on_page_markdown(markdown, page, config, files):
     """Give the page that was made."""
-    key = page.file.src_uri.rpartition(".")[0]
-    return made[key].text if key in made and page.file.src_uri.endswith(".md") else markdown
+    own = made_of(page)
+    return own.text if own and page.file.src_uri.endswith(".md") else markdown
 
 
 def on_page_content(html, page, config, files):
     """Bring solutions into the markup of all other pages; keep slots out of the search."""
-    key = page.file.src_uri.rpartition(".")[0]
-    if key not in made:
+    if not (own := made_of(page)):
         return html
-    if key.startswith("solutions/"):
+    if own.view.page.key.startswith("solutions/"):
         html, tokens = kept(Path(config.config_file_path).parent, notebook_page, html)
         page.toc = get_toc(tokens)
-    return render.hide(html.replace("</h1>", "</h1>" + made[key].downloads, 1))
+    return render.hide(html.replace("</h1>", "</h1>" + own.downloads, 1))
 
 
 def on_post_page(output, page, config):
     """Put outputs, figures and formulas into the page."""
-    key, output = page.file.src_uri.rpartition(".")[0], stay_here(output)
-    if key not in made:
-        return output
-    formulas = made[key].formulas
-    output = render.fill(output, made[key].slots)
-    return maths.put_maths(output, formulas, [drawn[f.token] for f in formulas], numbers_of)
+    if not (own := made_of(page)):
+        return stay_here(output)
+    output = render.fill(stay_here(output), own.view.slots)
+    formulas = own.view.formulas
+    numbers = {name: label.number for name, label in own.view.book.labels.items()}
+    return maths.put_maths(output, formulas, [drawn[f.token] for f in formulas], numbers)
 
 
 def on_post_template(output, template_name, config):
@@ -296,14 +279,14 @@ def progress(pages):
 
     def tell(page, count, total):
         with lock:
-            first = page.key not in done
+            cached = " from the cache" * (page.key not in done)
             bar.update(count - done.get(page.key, 0))
-            bar.set_description(f"{page.key} {count}/{total}" + " (cache)" * (first and count > 0))
+            bar.set_description(f"{page.key} {count}/{total}{cached}")
             done[page.key] = count
-            if bar.disable and first != (count == total):
-                what = f"from cell {count + 1}" if first else "done"
+            if bar.disable and (cached or count == total):
                 seconds = time.perf_counter() - start
-                print(f"  {seconds:6.1f} s  {page.key}: {what} of {total}", flush=True)
+                words = f"  {seconds:6.1f} s  {page.key}: {count} of {total} cells{cached}"
+                print(words, flush=True)
 
     return tell
 

@@ -7,6 +7,7 @@ docs/solutions/<key>.py  # %% cells, read by jupytext
 import os
 import re
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,21 +113,19 @@ def read_percent(text, file, root):
     starts = [place for place, row in enumerate(rows, 1) if row.startswith("# %%")]
     cells = [cell for cell in jupytext.reads(text, "py:percent").cells if cell.cell_type != "raw"]
     if len(cells) != len(starts):
-        raise BookError(
-            file, 1, "all stands below # %% (code) or # %% [markdown] lines, written so"
-        )
+        problem = "all stands below # %% (code) or # %% [markdown] lines, written so"
+        raise BookError(file, 1, problem)
     for cell, start in zip(cells, starts, strict=True):
-        code = cell.cell_type == "code"
-        blank = ("",) if code else ("", "#", '"""')
+        blank = ("",) if cell.cell_type == "code" else ("", "#", '"""')
         skipped = (i for i, row in enumerate(rows[start:]) if row.strip() not in blank)
         place, source = start + next(skipped, 0), cell.source.lstrip("\n")
-        if code:
+        if cell.cell_type == "code":
             blocks.append(make_cell(source.split("\n"), place, file, root))
             continue
-        found = read_markdown(source, file, root, place + 1)
-        if wrong := next((block for block in found if isinstance(block, Cell)), None):
-            raise BookError(file, wrong.line, "code in a text cell: give it a # %% cell")
-        blocks += found
+        for block in read_markdown(source, file, root, place + 1):
+            if isinstance(block, Cell):
+                raise BookError(file, block.line, "code in a text cell: give it a # %% cell")
+            blocks.append(block)
     return blocks
 
 
@@ -158,21 +157,17 @@ def read_options(rows, line, file):
         except (yaml.YAMLError, AttributeError, ValueError):
             problem = f"write `#| name: value`, quoted where needed, not {text.strip()!r}"
             raise BookError(file, place, problem) from None
-        kind = OPTIONS.get(name)
+        kind, problem = OPTIONS.get(name), None
         if not kind or name in options:
-            raise BookError(
-                file, place, f"the options are {', '.join(OPTIONS)}, each once: {name!r}"
-            )
-        if type(value) is not kind or (kind is not bool and value <= kind()):
-            raise BookError(file, place, f"the option {name} cannot be {value!r}")
-        if kind is str and (" #" in text and " #" not in value or "{python}" in value):
-            raise BookError(
-                file, place, f"quote {name}: # starts a comment; {{python}} cannot stand in it"
-            )
-        if name == "label" and not LABEL.fullmatch(value):
-            raise BookError(
-                file, place, f"a label is fig- or tbl- and small letters, not {value!r}"
-            )
+            problem = f"the options are {', '.join(OPTIONS)}, each once: {name!r}"
+        elif type(value) is not kind or (kind is not bool and value <= kind()):
+            problem = f"the option {name} cannot be {value!r}"
+        elif kind is str and (" #" in text and " #" not in value or "{python}" in value):
+            problem = f"quote {name}: # starts a comment; {{python}} cannot stand in it"
+        elif name == "label" and not LABEL.fullmatch(value):
+            problem = f"a label is fig- or tbl- and small letters, not {value!r}"
+        if problem:
+            raise BookError(file, place, problem)
         options[name] = value
     if "label" in options and "caption" not in options:
         raise BookError(file, line, f"{options['label']} has no caption")
@@ -220,6 +215,8 @@ def region(root, name, wanted, file, line):
             problem = f"{name} has no region {wanted!r} that starts once and ends once"
             raise BookError(file, line, problem)
         first, last = edges[0][0], edges[1][0] - 1
+    while last > first and not rows[last - 1].strip():  # ruff puts blank lines before a mark
+        last -= 1
     if any(MARKER.fullmatch(row) for row in rows[first:last]) or not "".join(rows[first:last]):
         raise BookError(file, line, f"this part of {name} is empty or holds another region")
     return rows[first:last], first + 1
@@ -241,8 +238,6 @@ def split_inline(prose, line, file):
 
 def outside_code(change, prose):
     """Apply `change` (text, offset → text) to all of `prose` but code spans."""
-    parts, last = [], 0
-    for match in SPAN.finditer(prose):
-        parts += [change(prose[last : match.start()], last), match[0]]
-        last = match.end()
-    return "".join([*parts, change(prose[last:], last)])
+    ends = [0, *(place for match in SPAN.finditer(prose) for place in match.span()), len(prose)]
+    parts = [(prose[start:end], start) for start, end in pairwise(ends)]  # every other one is code
+    return "".join(text if i % 2 else change(text, at) for i, (text, at) in enumerate(parts))

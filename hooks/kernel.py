@@ -47,8 +47,8 @@ SETTINGS = (  # the module, how to read a setting, how to write it
     ("matplotlib", "rcParams.copy", "rcParams.update"),
 )
 PAGE = object()  # stands for the page's namespace in a snapshot
-now = types.SimpleNamespace(root=Path(), packages=[], shell=None, running=False, failure=None)
-files, late, arrived = {}, [], threading.Semaphore(0)
+now = types.SimpleNamespace(root=Path(), packages=[], shell=None, failure=None)
+files, arrived = {}, threading.Semaphore(0)
 get_code, stat = SourceFileLoader.get_code, os.stat
 
 
@@ -61,17 +61,15 @@ def start(root, count):
         del now.shell.user_ns[name]
     now.shell.InteractiveTB.set_mode("Minimal")  # what nobody sees takes no time
     now.shell.compile.get_code_name = lambda raw, code, number: f"<cell {number}>"
-    now.shell.events.register("pre_run_cell", before_cell)
     now.shell.events.register("post_run_cell", after_cell)
     drawing = now.shell.config.InlineBackend
     drawing.figure_formats, drawing.rc = {"svg"}, {"svg.fonttype": "none", "svg.hashsalt": "book"}
     drawing.print_figure_kwargs = {"bbox_inches": None, "metadata": {"Date": None}}
     logging.getLogger("matplotlib.font_manager").setLevel("ERROR")  # the first run lists fonts
     now.shell._tee = lambda channel: contextlib.nullcontext()  # IPython would write all output down
-    now.streams = (sys.stdout, sys.stderr)
     stream = type(sys.stdout)
     write = partial(partial, heard, stream.write)
-    stream.write = property(write, lambda *_: None)  # what replaced it in this cell comes back
+    stream.write = property(write, lambda *_: None)  # IPython puts back what it has replaced
     SourceFileLoader.get_code, os.stat = fresh_code, noted_stat
     sys.addaudithook(note)
 
@@ -82,31 +80,19 @@ def answer(value):
 
 
 def heard(write, stream, text):
-    """Note what is written between cells; a zero byte says that all before it has arrived."""
+    """Write text; a zero byte says that all before it has arrived."""
     if "\0" in text:
         arrived.release()
-        text = text.replace("\0", "")
-    if not now.running:
-        late.append(text)
-    return write(stream, text)
-
-
-def before_cell(info):
-    """Note whether a cell of the page runs."""
-    now.running = info.store_history
+    return write(stream, text.replace("\0", ""))
 
 
 def after_cell(result):
     """Keep the error of a cell; wait for what subprocesses wrote, which comes through pipes."""
     now.failure = result.error_before_exec or result.error_in_exec
-    if (sys.stdout, sys.stderr) != now.streams:
-        sys.stdout, sys.stderr = now.streams
-        print("the cell left another sys.stdout or sys.stderr behind", file=sys.stderr)
     for number in (1, 2):
         os.write(number, b"\0")
     for _ in (1, 2):
         arrived.acquire(timeout=5)
-    now.running = False
 
 
 def locate():
@@ -120,18 +106,18 @@ def locate():
 
 
 def report():
-    """Answer with the files that the run has read, and with what was written between cells."""
-    read = {name.removeprefix(f"{now.root}/"): then for name, then in sorted(files.items()) if then}
-    answer([read, "".join(late)])
+    """Answer with the files that the run has read, and what was in them."""
+    answer({name.removeprefix(f"{now.root}/"): then for name, then in files.items() if then})
 
 
 def digest(path):
     """Return the hash of what is at `path` now; a path that ends in / is a folder's names."""
     try:
         if str(path).endswith("/"):
-            names = sorted(name for name in os.listdir(path) if visible(name))
-            return hashlib.sha256("\0".join(names).encode()).hexdigest()
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            content = "\0".join(sorted(filter(visible, os.listdir(path)))).encode()
+        else:
+            content = Path(path).read_bytes()
+        return hashlib.sha256(content).hexdigest()
     except (OSError, ValueError) as error:
         return type(error).__name__
 
@@ -177,9 +163,8 @@ def noted_stat(path, *arguments, **options):
 def fresh_code(loader, name):
     """Compile the project's modules anew: kept byte code cannot tell two edits of one second."""
     path = loader.get_filename(name)
-    if not ours(Path(path)):
-        return get_code(loader, name)
-    return loader.source_to_code(loader.get_data(path), path)
+    own = ours(Path(path))
+    return loader.source_to_code(loader.get_data(path), path) if own else get_code(loader, name)
 
 
 class Pickler(cloudpickle.Pickler):
@@ -278,5 +263,4 @@ def restore(path):
     for module, write, value in state["settings"]:
         call = attrgetter(write)(sys.modules[module])
         call(**value) if isinstance(value, dict) else call(value)
-    late.clear()
     answer(True)

@@ -3,12 +3,9 @@
 import ast
 import hashlib
 import html
-import io
 import json
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from textwrap import dedent, indent
@@ -41,16 +38,13 @@ TEXT_FONTS = [
     "@fontsource/literata/files/literata-latin-600-normal.woff2",
     "@fontsource/jetbrains-mono/files/jetbrains-mono-latin-400-normal.woff2",
 ]
-# Classes of KaTeX that have a font of their own; every other font may be asked for the rest.
+# Fonts that only some classes of KaTeX ask for; any other font may be asked for all the rest.
 FACES = {
-    "mathnormal": "KaTeX_Math-Italic",
-    "boldsymbol": "KaTeX_Math-BoldItalic",
-    "mathbf": "KaTeX_Main-Bold",
-    "textbf": "KaTeX_Main-Bold",
-    "mathbb": "KaTeX_AMS-Regular",
-    "amsrm": "KaTeX_AMS-Regular",
+    "KaTeX_Math-Italic": r'[^"]*\bmathnormal\b',
+    "KaTeX_Math-BoldItalic": r'[^"]*\bboldsymbol\b',
+    "KaTeX_Main-Bold": r'[^"]*\b(?:math|text)bf\b',
+    "KaTeX_AMS-Regular": r'[^"]*\b(?:mathbb|amsrm)\b',
 }
-LEAF = re.compile(r'<span class="([^"]*)"[^>]*>([^<]+)</span>')
 OLD_FORMATS = re.compile(r',url\([^)]*\) ?format\("(?:woff|truetype)"\)')
 
 
@@ -70,11 +64,10 @@ def read_works(text):
             works[key] = (in_sentence(entry), " ".join(listed.split()))
     except Exception as error:
         entry = re.search(rf"{{\s*{key or str(error).split()[-1]}\s*,", text)
-        line = (
-            getattr(error, "lineno", None) or text.count("\n", 0, entry.start() if entry else 0) + 1
-        )
+        line = text.count("\n", 0, entry.start() if entry else 0) + 1
         message = f"{type(error).__name__}: {error}" + (f" in {key}" if key else "")
-        raise BookError("docs/references.bib", line, message) from None
+        place = getattr(error, "lineno", None) or line
+        raise BookError("docs/references.bib", place, message) from None
     return works
 
 
@@ -83,53 +76,32 @@ def in_sentence(entry):
     from pybtex.backends.plaintext import Backend
     from pybtex.richtext import Text
 
-    names = [
-        " ".join(person.prelast_names + person.last_names) for person in entry.persons["author"]
-    ]
+    names = [" ".join(p.prelast_names + p.last_names) for p in entry.persons["author"]]
     names = [Text.from_latex(name).render(Backend()) for name in names]
     authors = f"{names[0]} et al." if len(names) > 2 else " & ".join(names)
     return f"{authors}, {entry.fields['year']}"
 
 
-def list_works(works, cited):
-    """Return the list of cited works as Markdown; `cited` is {key: links to pages}."""
-    rows = sorted(cited, key=lambda key: works[key][0].lower())  # by family name
-    return "\n".join(
-        f'- <span id="ref-{key}"></span>{works[key][1]} Cited in {", ".join(cited[key])}.'
-        for key in rows
-    )
-
-
 def list_names(source):
     """Return the public names of a module as Markdown: what its source says before the bodies."""
-    return "\n".join(
-        f"### `{node.name}`\n\n```py\n{head(node, source)}\n```\n"
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-    )
+    found = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    found = [node for node in found if not node.name.startswith("_")]
+    return "\n".join(f"### `{n.name}`\n\n```py\n{head(n, source)}\n```\n" for n in found)
 
 
 def head(node, source):
     """Return signature and docstring of a definition, of a class also its methods'."""
-    rows, first = source.split("\n"), node.body[0]
-    has_words = ast.get_docstring(node) is not None
-    kept = dedent(
-        "\n".join(rows[node.lineno - 1 : first.end_lineno if has_words else first.lineno - 1])
-    ).rstrip()
-    if isinstance(node, ast.ClassDef):
-        methods = [
-            n
-            for n in node.body
-            if isinstance(n, ast.FunctionDef) and n.name in ("__init__", "forward")
-        ]
-        kept += "".join("\n\n" + indent(head(method, source), "    ") for method in methods)
+    first = node.body[0]
+    end = first.end_lineno if ast.get_docstring(node) is not None else first.lineno - 1
+    kept = dedent("\n".join(source.split("\n")[node.lineno - 1 : end])).rstrip()
+    for method in node.body if isinstance(node, ast.ClassDef) else []:
+        if isinstance(method, ast.FunctionDef) and method.name in ("__init__", "forward"):
+            kept += "\n\n" + indent(head(method, source), "    ")
     return kept
 
 
-def npm_files(
-    root: Path, characters: set[str], formulas: Iterable[str], cache: Path
-) -> dict[str, bytes]:
-    """Give the content of each file that the site takes from npm, by its address in the site.
+def npm_files(root, characters, formulas, cache):
+    """Return the content of each file that the site takes from npm, by its address in the site.
 
     The fonts of the text keep the glyphs of `characters` and of ASCII, those of KaTeX what the
     typeset `formulas` show. What was made once is found in the folder `cache`.
@@ -137,50 +109,34 @@ def npm_files(
     modules = root / "node_modules"
     style = (modules / "katex/dist/katex.min.css").read_text(encoding="utf-8")
     files = {"assets/katex/katex.min.css": OLD_FORMATS.sub("", style).encode()}
-    shown = letters_by_font(formulas)
+    drawn, others = "".join(formulas), f"(?!{'|'.join(FACES.values())})"
     for font in sorted((modules / "katex/dist/fonts").glob("*.woff2")):
-        letters = shown[font.stem if font.stem in FACES.values() else "rest"]
-        files[f"assets/katex/fonts/{font.name}"] = smaller(font, letters, cache)
+        leaf = rf'<span class="{FACES.get(font.stem, others)}[^"]*"[^>]*>([^<]+)</span>'
+        shown = set(html.unescape("".join(re.findall(leaf, drawn))))
+        files[f"assets/katex/fonts/{font.name}"] = smaller(font, shown, cache)
     letters = characters | set(map(chr, range(0x20, 0x7F)))
     for name in TEXT_FONTS:
         files[f"assets/fonts/{Path(name).name}"] = smaller(modules / name, letters, cache)
     return files
 
 
-def letters_by_font(formulas: Iterable[str]) -> dict[str, set[str]]:
-    """Collect the letters that formulas show in each font of FACES, and in the rest."""
-    letters = defaultdict(set)
-    for formula in formulas:
-        for classes, text in LEAF.findall(formula):
-            fonts = {FACES[name] for name in classes.split() if name in FACES} or {"rest"}
-            for font in fonts:
-                letters[font] |= set(html.unescape(text))
-    return letters
-
-
-def smaller(font: Path, letters: set[str], cache: Path) -> bytes:
-    """Give the font with the glyphs of `letters` only."""
-    whole, text = font.read_bytes(), "".join(sorted(letters))
-    name = hashlib.sha256(whole + text.encode() + Path(__file__).read_bytes()).hexdigest()
-    kept = cache / f"{name[:32]}.woff2"
-    if kept.exists():
-        return kept.read_bytes()
+def smaller(font, letters, cache):
+    """Return the font with the glyphs of `letters` only."""
     # Kerning is a quarter of a font; short stretches of italics do without.
-    kerning = [] if "italic" in font.stem else ["kern"]
-    from fontTools import subset  # most builds find every font made
+    kerning = "" if "italic" in font.stem else "kern"
+    options = ["--flavor=woff2", "--no-hinting", f"--layout-features={kerning}"]
+    options += ["--name-IDs=0", "--drop-tables+=STAT,gasp"]  # of the names, the copyright
+    options.append(f"--text={''.join(sorted(letters))}")
+    name = hashlib.sha256(font.read_bytes() + "".join(options).encode()).hexdigest()
+    kept = cache / f"{name[:32]}.woff2"
+    if not kept.exists():
+        from fontTools import subset  # most builds find every font made
 
-    options = subset.Options(flavor="woff2", layout_features=kerning, hinting=False)
-    drawn = subset.load_font(io.BytesIO(whole), options)
-    subsetter = subset.Subsetter(options)
-    subsetter.populate(text=text)
-    subsetter.subset(drawn)
-    content = io.BytesIO()
-    subset.save_font(drawn, content, options)
-    cache.mkdir(parents=True, exist_ok=True)
-    draft = kept.with_suffix(f".{os.getpid()}")
-    draft.write_bytes(content.getvalue())
-    draft.replace(kept)
-    return content.getvalue()
+        cache.mkdir(parents=True, exist_ok=True)
+        draft = kept.with_suffix(f".{os.getpid()}")
+        subset.main([str(font), *options, f"--output-file={draft}"])
+        draft.replace(kept)
+    return kept.read_bytes()
 
 
 def third_party_markdown(root):
@@ -189,12 +145,12 @@ def third_party_markdown(root):
     Names and versions come from the locks, licences and notices from the packages as they are
     installed, so the page tells what this very build contains.
     """
-    rows = [*python_parts(Path(root)), *npm_parts(Path(root))]
-    table = "".join(f"| {' | '.join(part[:4])} |\n" for part in rows)
-    blocks = (
-        (f"{p[0]}: {label}", f"```text\n{text}\n```\n\n") for p in rows for label, text in p[4]
-    )
-    notices = "".join(f'??? note "{title}"\n\n{indent(block, "    ")}' for title, block in blocks)
+    table, notices = "", ""
+    for *cells, texts in [*python_parts(root), *npm_parts(root)]:
+        table += f"| {' | '.join(cells)} |\n"
+        for label, text in texts:
+            block = indent(f"```text\n{text}\n```\n\n", "    ")
+            notices += f'??? note "{cells[0]}: {label}"\n\n{block}'
     return PAGE.format(rows=table, notices=notices)
 
 
@@ -204,17 +160,14 @@ def python_parts(root):
     locked = dict(pin.split("==") for pin in pins if "==" in pin)
     for name, use in SHIPPED.items():
         package = metadata.distribution(name)
-        notices = read_notices(
-            file.locate() for file in package.files if ".dist-info/" in str(file)
-        )
+        notices = read_notices(f.locate() for f in package.files if ".dist-info/" in str(f))
         if name == "mkdocs-material":
             theme = Path(package.locate_file("material/templates"))
             for icons in sorted((theme / ".icons").glob("*/LICENSE*")):
                 notices += [(f"icons, {icons.parent.name}", icons.read_text("utf-8"))]
             scripts = (s.read_text("utf-8") for s in sorted((theme / "assets").rglob("*.js")))
-            notices += [
-                ("scripts", "\n".join(dict.fromkeys(sum(map(COMMENT.findall, scripts), []))))
-            ]
+            comments = dict.fromkeys(text for script in scripts for text in COMMENT.findall(script))
+            notices += [("scripts", "\n".join(comments))]
         about = package.metadata
         licence = about["License-Expression"] or about["License"].split("\n")[0]
         yield name, locked[name], licence, use, notices

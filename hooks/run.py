@@ -89,11 +89,6 @@ def page_cells(page):
     return [block for block in page.blocks if isinstance(block, Cell | Inline)]
 
 
-def fault(page, cell, message):
-    """Return an error at the first line of a cell."""
-    return BookError(page.file, cell.line, message, cell.source)
-
-
 # The run cache
 
 
@@ -121,9 +116,9 @@ def lookup(build, cells):
     for end in sorted(ends, reverse=True):
         for path in build.folder.glob(f"{code_key(cells[:end], build.world)}-*.json"):
             entry, state = read_entry(path), path.with_suffix(".state")
-            then = entry["files"] if entry else {}
-            changed = any(digest(os.path.join(build.root, n)) != then[n] for n in then)
-            if entry and not changed and (end == len(cells) or digest(state) == entry["state"]):
+            files = entry["files"].items() if entry else ()
+            same = all(digest(os.path.join(build.root, name)) == then for name, then in files)
+            if entry and same and (end == len(cells) or digest(state) == entry["state"]):
                 with contextlib.suppress(FileNotFoundError):  # there may be no snapshot
                     os.utime(path)  # the oldest go first
                     os.utime(state)
@@ -155,26 +150,22 @@ def write_whole(path, text):
 
 
 def trim(folder):
-    """Remove the oldest entries while the cache is too large."""
-    found = []
+    """Keep the youngest entries, as many as the cache has room for."""
+    size, found = 0, []
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another build has removed it
             found.append((path.stat().st_mtime, path.stat().st_size, path))
-    excess = sum(size for _, size, _ in found) - SIZE_LIMIT
-    for _, size, path in sorted(found):
-        if excess > 0:
+    for _, more, path in sorted(found, reverse=True):
+        size += more
+        if size > SIZE_LIMIT:
             path.unlink(missing_ok=True)
-            excess -= size
 
 
 async def keep(build, client, page, cells, run):
     """Write an entry for the run of these first cells; return the run with the files it read."""
-    files, late = await ask(client, "report()")
-    if late.strip():
-        raise fault(page, cells[-1], f"written after its cell had ended: {late.strip()}")
-    run = run._replace(files=files | run.files)  # as they were when they were first read
+    run = run._replace(files=await ask(client, "report()") | run.files)  # as they were at first
     name = f"{code_key(cells, build.world)}-{sha(sorted(run.files.items()))[:16]}.json"
-    path, entry = build.folder / name, {**run._asdict(), "state": None}
+    path, entry = build.folder / name, run._asdict() | {"state": None}
     if cells[-1].options.get("cache"):
         with tempfile.NamedTemporaryFile(dir=build.folder, delete=False) as file:
             hindrance = await ask(client, f"save({file.name!r})")
@@ -217,13 +208,10 @@ async def run_page(build, page, cold=False):
 def variables(build):
     """Return the environment of a kernel: one thread, and no settings of the user's."""
     others = ("PYTHON", "PYTEST", "IPYTHON", "MPL", "OMP_", "MKL_")
-    own = {"PYTHONPATH": build.root, "PYTHONHASHSEED": 0, "PYTHONDONTWRITEBYTECODE": 1}
-    own |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1}
-    own |= {
-        "IPYTHONDIR": build.folder / "../ipython",
-        "MPLCONFIGDIR": build.folder / "../matplotlib",
-    }
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    own = {"PYTHONPATH": build.root, "PYTHONHASHSEED": 0, "PYTHONDONTWRITEBYTECODE": 1}
+    own |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "IPYTHONDIR": build.folder / "../ipython"}
+    own["MPLCONFIGDIR"] = build.folder / "../matplotlib"
     return kept | {name: str(value) for name, value in own.items()}
 
 
@@ -267,6 +255,11 @@ async def run_cell(client, page, cells, cell):
             if re.search(pattern, text):
                 raise fault(page, cell, f"{problem}: {text[:200]!r}")
     return outputs
+
+
+def fault(page, cell, message):
+    """Return an error at the first line of a cell."""
+    return BookError(page.file, cell.line, message, cell.source)
 
 
 def tidy(outputs):
