@@ -110,10 +110,11 @@ def npm_files(root, characters, formulas, cache):
     style = (modules / "katex/dist/katex.min.css").read_text(encoding="utf-8")
     files = {"assets/katex/katex.min.css": OLD_FORMATS.sub("", style).encode()}
     drawn, others = "".join(formulas), f"(?!{'|'.join(FACES.values())})"
+    leaf = '<span class="{}[^"]*"[^>]*>([^<]+)</span>'.format
+    shown = {face: "".join(re.findall(leaf(face), drawn)) for face in {others, *FACES.values()}}
     for font in sorted((modules / "katex/dist/fonts").glob("*.woff2")):
-        leaf = rf'<span class="{FACES.get(font.stem, others)}[^"]*"[^>]*>([^<]+)</span>'
-        shown = set(html.unescape("".join(re.findall(leaf, drawn))))
-        files[f"assets/katex/fonts/{font.name}"] = smaller(font, shown, cache)
+        letters = set(html.unescape(shown[FACES.get(font.stem, others)]))
+        files[f"assets/katex/fonts/{font.name}"] = smaller(font, letters, cache)
     letters = characters | set(map(chr, range(0x20, 0x7F)))
     for name in TEXT_FONTS:
         files[f"assets/fonts/{Path(name).name}"] = smaller(modules / name, letters, cache)
