@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import itertools
+import json
 import os
 import re
 import sys
@@ -27,6 +28,8 @@ from hooks import expand, maths, parts, render, run
 
 gc.set_threshold(1_000_000)  # a build is over before there is garbage worth a search
 LISTING = '<div class="highlight" data-search-exclude><pre><code>{}</code></pre></div>'
+INDEXED = re.compile(r"<pre><code>(.*?)</code></pre>", re.DOTALL)
+NAME = re.compile(r"(?<!&)\b[^\W\d]\w{2,}")  # &amp; is none
 LICENCE = (
     "From [{}]({}). Code: MIT licence. Text and figures: "
     "[CC BY-SA 4.0](https://creativecommons.org/licenses/by-sa/4.0/)."
@@ -231,6 +234,21 @@ def on_post_page(output, page, config):
 def on_post_template(output, template_name, config):
     """Keep pages that are made of a template alone, such as 404, from asking elsewhere."""
     return stay_here(output)
+
+
+def on_post_build(config):
+    """Keep of the listings in the search index only the names: whole, they double its size."""
+    file = Path(config.site_dir, "search", "search_index.json")
+    index = json.loads(file.read_text(encoding="utf-8"))
+    for entry in index["docs"]:
+        entry["text"] = INDEXED.sub(code_names, entry["text"])
+    file.write_text(json.dumps(index, sort_keys=True, separators=(",", ":")), encoding="utf-8")
+
+
+def code_names(listing):
+    """Return the names in a listing, each once; docstrings and comments have none."""
+    code = re.sub(r'"""[\s\S]*?"""|#.*', "", listing[1])
+    return f"<code>{' '.join(dict.fromkeys(NAME.findall(code)))}</code>"
 
 
 def stay_here(output):

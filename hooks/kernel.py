@@ -213,6 +213,7 @@ def names():
         values = getattr(module, "__dict__", {})
         if name == "__main__":
             found[name] = {k: v for k, v in values.items() if v is not hidden.get(k, hidden)}
+            found[name].pop("__builtins__", None)  # cloudpickle sets it when it restores functions
         elif ours(Path(values.get("__file__") or "/")):
             kept = {k: v for k, v in values.items() if not k.startswith("__")}
             found[name] = {k: v for k, v in kept.items() if not isinstance(v, CODE)}

@@ -10,6 +10,7 @@ import html
 import posixpath
 import re
 from functools import partial
+from symtable import symtable
 from textwrap import indent
 from typing import NamedTuple
 
@@ -187,11 +188,40 @@ def timed_names(page):
         timed = isinstance(block, Cell) and block.options.get("timing")
         if isinstance(block, Text) or not (timed or names):
             continue
-        found = [n for n in ast.walk(ast.parse(block.source)) if isinstance(n, ast.Name)]
-        if timed or names & {n.id for n in found if isinstance(n.ctx, ast.Load)}:
-            blocks.add(position)
-            names |= {n.id for n in found if isinstance(n.ctx, ast.Store)}
+        for statement in ast.parse(block.source).body:
+            read, changed = flow(statement)
+            if timed or names & read:
+                blocks.add(position)
+                names |= changed
+            else:
+                names -= changed
     return blocks
+
+
+def flow(statement):
+    """Return the names of the page that a statement reads, and those that it changes."""
+    whole = symtable(ast.unparse(statement), "page", "exec")
+    changed = {symbol.get_name() for symbol in whole.get_symbols() if symbol.is_assigned()}
+    if isinstance(statement, ast.For):  # the names of the loop are new in its body
+        own = {node.id for node in ast.walk(statement.target) if isinstance(node, ast.Name)}
+        first = symtable(ast.unparse(statement.iter), "page", "exec")
+        return reads(whole) - own | reads(first), changed | filled(statement)
+    again = changed if isinstance(statement, ast.AugAssign) else set()
+    return reads(whole) | again, changed | filled(statement)
+
+
+def reads(table, top=True):
+    """Return the names of the page that are read in a scope and in those inside of it."""
+    own = [symbol for symbol in table.get_symbols() if symbol.is_referenced()]
+    names = {symbol.get_name() for symbol in own if top or symbol.is_global()}
+    return names.union(*(reads(child, False) for child in table.get_children()))
+
+
+def filled(statement):
+    """Return the names whose items a statement sets, as `costs[8] = seconds` does."""
+    places = [n.value for n in ast.walk(statement) if isinstance(n, ast.Subscript | ast.Attribute)
+              and isinstance(n.ctx, ast.Store)]  # fmt: skip
+    return {place.id for place in places if isinstance(place, ast.Name)}
 
 
 def render(page, book, prose, code):

@@ -4,6 +4,11 @@ Each loader says what is generated and what was measured; the same seed gives
 the same data.
 """
 
+import re
+from functools import cache
+from itertools import takewhile
+from zlib import crc32
+
 import torch
 
 
@@ -56,3 +61,341 @@ def handwritten_digits(num_train=1200, seed=0):
 
 
 # --8<-- [end:handwritten_digits]
+
+
+# --8<-- [start:english_number]
+def english_number(number):
+    """Write a number in English, → its words without commas and hyphens."""
+    from num2words import num2words
+
+    return re.findall("[a-z]+", num2words(number))
+
+
+# --8<-- [end:english_number]
+
+
+# --8<-- [start:german_number]
+def german_number(number):
+    """Write a number from 0 to 999,999 in German, cut into its pieces.
+
+    German writes a number as one word; the longest piece that fits is cut
+    off first. Raises `ValueError` if the pieces do not make up the word.
+    """
+    from num2words import num2words
+
+    pieces = """zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig
+        tausend hundert zehn elf zwölf und null eins ein zwei drei vier fünf
+        sechs sech sieben sieb acht neun"""
+    longest_first = sorted(pieces.split(), key=len, reverse=True)
+    word = num2words(number, lang="de")
+    found = re.findall("|".join(longest_first), word)
+    if "".join(found) != word:
+        raise ValueError(f"{number}: the pieces {found} do not make {word}")
+    return found
+
+
+# --8<-- [end:german_number]
+
+
+# --8<-- [start:number_parts]
+def number_parts(seed=0):
+    """Deal the numbers 1 … 999 out to training, validation and test.
+
+    → three lists of 799, 100 and 100 numbers without a common member; 0 is
+    left out, since no other number has its word.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = (1 + torch.randperm(999, generator=generator)).tolist()
+    return order[:799], order[799:899], order[899:]
+
+
+# --8<-- [end:number_parts]
+
+
+# --8<-- [start:number_pair]
+def number_pair(numbers, write=(english_number, german_number)):
+    """Write a list of numbers in both languages, a comma between two.
+
+    → (English words, German pieces), two lists of strings.
+    """
+    pair = []
+    for words_of in write:
+        words = [word for each in numbers for word in [",", *words_of(each)]]
+        pair.append(words[1:])
+    return tuple(pair)
+
+
+# --8<-- [end:number_pair]
+
+
+# --8<-- [start:draw_numbers]
+def draw_numbers(numbers, count, *, large=False, generator=None):
+    """Draw a list of `count` numbers, with replacement, → a tuple.
+
+    `large`: numbers from 1,001 to 999,999, whose thousands and whose rest
+    are both members of `numbers`. Without a generator, the global random
+    state of torch is used.
+    """
+    shape = (2 if large else 1, count)
+    places = torch.randint(len(numbers), shape, generator=generator).tolist()
+    drawn = [[numbers[place] for place in row] for row in places]
+    if large:
+        pairs = zip(*drawn, strict=True)
+        return tuple(1000 * thousands + rest for thousands, rest in pairs)
+    return tuple(drawn[0])
+
+
+# --8<-- [end:draw_numbers]
+
+
+# --8<-- [start:number_pairs]
+def number_pairs(numbers, count, size, *, large=False, seed=0):
+    """Draw `size` different lists of `count` numbers, to measure on.
+
+    → pairs as of `number_pair`. For `count` 1 there are no more lists than
+    numbers. Generated; the same seed gives the same lists.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    size = min(size, len(set(numbers)) ** (2 * count if large else count))
+    lists, write = {}, (cache(english_number), cache(german_number))
+    while len(lists) < size:
+        drawn = draw_numbers(numbers, count, large=large, generator=generator)
+        lists[drawn] = number_pair(drawn, write)
+    return list(lists.values())
+
+
+# --8<-- [end:number_pairs]
+
+
+# --8<-- [start:Vocabulary]
+class Vocabulary:
+    """Number the words of an iterable of sentences, which are lists of words.
+
+    Four come first: `<pad>` 0 fills up rows, `<bos>` 1 begins and `<eos>` 2
+    ends a sentence, `<unk>` 3 stands for words that are not here.
+    """
+
+    pad_id, bos_id, eos_id, unk_id = range(4)
+
+    def __init__(self, sentences):
+        words = sorted({word for sentence in sentences for word in sentence})
+        self.words = ["<pad>", "<bos>", "<eos>", "<unk>", *words]
+        self.ids = {word: place for place, word in enumerate(self.words)}
+
+    def __len__(self):
+        return len(self.words)
+
+    def encode(self, words):
+        """Turn a list of words into a list of ids."""
+        return [self.ids.get(word, self.unk_id) for word in words]
+
+    def decode(self, ids):
+        """Turn ids into words, up to the first `<eos>`, which is left out."""
+        before = takewhile(lambda each: each != self.eos_id, ids)
+        return [self.words[each] for each in before]
+
+
+# --8<-- [end:Vocabulary]
+
+
+# --8<-- [start:number_vocabularies]
+def number_vocabularies(numbers):
+    """Make the two vocabularies from the words of these numbers.
+
+    → (English, German); the comma and the thousand are in both.
+    """
+    lists = [number_pair((number, 1000)) for number in numbers]
+    english, german = zip(*lists, strict=True)
+    return Vocabulary(english), Vocabulary(german)
+
+
+# --8<-- [end:number_vocabularies]
+
+
+# --8<-- [start:pad_rows]
+def pad_rows(rows, pad_id):
+    """Fill up lists of ids to the length of the longest.
+
+    → tokens (B, length of the longest), lengths (B,).
+    """
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.full((len(rows), max(map(len, rows))), pad_id)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = torch.tensor(row)
+    return tokens, lengths
+
+
+# --8<-- [end:pad_rows]
+
+
+# --8<-- [start:encode_pairs]
+def encode_pairs(pairs, vocabularies):
+    """Turn pairs of sentences into tensors of ids.
+
+    A source ends with `<eos>`, so that no length is 0. A target begins with
+    `<bos>` and ends with `<eos>`.
+    → source (B, S), its lengths (B,), target (B, T + 1).
+    """
+    english, german = vocabularies
+    source = [[*english.encode(words), english.eos_id] for words, _ in pairs]
+    target = [
+        [german.bos_id, *german.encode(words), german.eos_id]
+        for _, words in pairs
+    ]
+    source, source_lens = pad_rows(source, english.pad_id)
+    target, _ = pad_rows(target, german.pad_id)
+    return source, source_lens, target
+
+
+# --8<-- [end:encode_pairs]
+
+
+# --8<-- [start:number_batches]
+def number_batches(numbers, vocabularies, *, batch_size=64, max_count=4):
+    """Draw batches of number lists without end, as of `encode_pairs`.
+
+    Seven of eight lists have 1 to `max_count` numbers below 1,000, each
+    length equally often; the eighth is a single number above. Numbers of one
+    or two words, which are rare, count four times. Draws from the global
+    random state of torch, which `train` seeds.
+    """
+    short = [each for each in numbers if len(english_number(each)) < 3]
+    pool = [*numbers, *3 * short]
+    write = cache(english_number), cache(german_number)
+    while True:
+        counts = torch.randint(1, max_count + 1, (batch_size,)).tolist()
+        above = (torch.rand(batch_size) < 1 / 8).tolist()
+        lists = [
+            draw_numbers(pool, 1 if large else count, large=large)
+            for count, large in zip(counts, above, strict=True)
+        ]
+        pairs = [number_pair(drawn, write) for drawn in lists]
+        yield encode_pairs(pairs, vocabularies)
+
+
+# --8<-- [end:number_batches]
+
+
+# --8<-- [start:alphabet]
+def alphabet():
+    """Give the 70 characters of our texts: ASCII without capital letters.
+
+    The place of a character in this string is its number, its *id*.
+    """
+    printable = "\n" + "".join(map(chr, range(32, 127)))
+    return "".join(each for each in printable if not each.isupper())
+
+
+# --8<-- [end:alphabet]
+
+
+# --8<-- [start:plain]
+def plain(text):
+    """Write a text in our alphabet: lower case, straight quotes, no tabs.
+
+    A character that has no place in the alphabet becomes a question mark.
+    """
+    curly, straight = "‘’“”–—…", ("'", "'", '"', '"', "-", "-", "...")
+    text = text.translate(str.maketrans(dict(zip(curly, straight))))
+    text, known = text.expandtabs(4).lower(), set(alphabet())
+    return "".join(each if each in known else "?" for each in text)
+
+
+# --8<-- [end:plain]
+
+
+# --8<-- [start:characters_to_ids]
+def characters_to_ids(text):
+    """Number the characters of a text; → ids (T,), integers.
+
+    Raises `ValueError` for a character that is not in `alphabet()`.
+    """
+    ids = {each: place for place, each in enumerate(alphabet())}
+    unknown = sorted(set(text) - set(ids))
+    if unknown:
+        raise ValueError(f"not in the alphabet: {unknown}")
+    return torch.tensor([ids[each] for each in text], dtype=torch.long)
+
+
+# --8<-- [end:characters_to_ids]
+
+
+# --8<-- [start:ids_to_characters]
+def ids_to_characters(ids):
+    """Write ids (T,) as the text that they stand for."""
+    letters = alphabet()
+    return "".join(letters[place] for place in ids.tolist())
+
+
+# --8<-- [end:ids_to_characters]
+
+
+# --8<-- [start:share_out]
+def share_out(topics):
+    """Sort topics into three parts; → {part: [name]}.
+
+    Validation and test get at most a tenth of the characters each, training
+    the rest. The order is that of a checksum of the names: the same on every
+    machine, and no order of the alphabet.
+    """
+    room = sum(map(len, topics.values())) // 10
+    parts = {"train": [], "validation": [], "test": []}
+    left = {"test": room, "validation": room}
+    for name in sorted(topics, key=lambda name: (crc32(name.encode()), name)):
+        fits = [part for part in left if len(topics[name]) <= left[part]]
+        parts[fits[0] if fits else "train"].append(name)
+        if fits:
+            left[fits[0]] -= len(topics[name])
+    return parts
+
+
+# --8<-- [end:share_out]
+
+
+# --8<-- [start:documentation]
+def documentation():
+    """Load the help texts that come with Python; → {part: text}.
+
+    Real text, written by people for `help()`; each version of Python has its
+    own. The parts are train, validation and test. They share no topic and
+    no paragraph: what several topics repeat is kept once, first in the test.
+    """
+    from pydoc_data.topics import topics
+
+    texts, seen = {}, set()
+    for part, names in reversed(share_out(topics).items()):
+        kept = []
+        for name in names:
+            for paragraph in re.split(r"\n\s*\n", plain(topics[name])):
+                words = " ".join(paragraph.split())
+                if words and words not in seen:
+                    kept.append(paragraph.strip("\n"))
+                    seen.add(words)
+        texts[part] = "\n\n".join(kept)
+    return texts
+
+
+# --8<-- [end:documentation]
+
+
+# --8<-- [start:draw_windows]
+def draw_windows(ids, batch_size, length):
+    """Yield windows of a text for ever, from random places.
+
+    ids (the whole text,) → inputs (B, T = length) and targets (B, T): the
+    same, one character later. Draws from torch's global random state.
+    Raises `ValueError` if the text is too short.
+    """
+    last = len(ids) - length  # the last place where a target is left over
+    if last < 1 or min(batch_size, length) < 1:
+        raise ValueError(
+            f"no {batch_size} windows of {length} characters and the next"
+            f" in a text of {len(ids)}"
+        )
+    while True:
+        starts = torch.randint(last, (batch_size, 1))
+        windows = ids[starts + torch.arange(length + 1)]
+        yield windows[:, :-1], windows[:, 1:]
+
+
+# --8<-- [end:draw_windows]

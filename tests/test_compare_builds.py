@@ -8,6 +8,8 @@ from pathlib import Path
 import compare_builds
 import pytest
 
+from hooks import expand, render
+
 SCRIPT = Path(compare_builds.__file__)
 
 
@@ -82,3 +84,54 @@ def test_a_missing_file_is_named(sides):
 
 def test_two_empty_builds_are_not_the_same(tmp_path):
     assert compare(tmp_path, tmp_path)[0] != 0
+
+
+# What is marked as a time
+
+
+PAGE = """
+```python
+#| timing: true
+import time
+
+n, x, costs = 5, 1, {}
+for name in ("a", "b"):
+    start = time.process_time()
+    costs[name] = time.process_time() - start
+
+
+def seconds():
+    each = 3
+    return time.process_time() - start
+```
+"""
+LATER = {
+    "print(costs['a'])": True,
+    "total = sum(costs.values())\nprint(total)": True,
+    "print(seconds())": True,
+    "def show():\n    print(costs)": True,
+    "start += 1": True,
+    "each = [x for x in range(3)]\nprint(each)": False,
+    "print([n for n in range(3)], [lambda costs: costs])": False,
+    "for name in 'ab':\n    print(name)": False,
+    "for name in name:\n    pass": True,
+    "costs = {}\nprint(costs)": False,
+}
+
+
+@pytest.mark.parametrize("code", LATER)
+def test_only_what_depends_on_a_time_is_marked(code):
+    text = f"{PAGE}\n```python\n{code}\n```\n\nIt is `{{python}} 2 + 2`.\n"
+    page = expand.Page("page", "page.md", expand.read_markdown(text, "page.md", Path()))
+    places = [i for i, block in enumerate(page.blocks) if not isinstance(block, expand.Text)]
+    marked = render.timed_names(page)
+    assert [place in marked for place in places] == [True, LATER[code], False]
+
+
+def test_what_comes_from_a_marked_cell_is_marked_and_a_new_value_is_not():
+    cells = ["ratio = costs['a'] / 2", "print(ratio)", "ratio = 3", "print(ratio)"]
+    text = PAGE + "".join(f"\n```python\n{code}\n```\n" for code in cells)
+    page = expand.Page("page", "page.md", expand.read_markdown(text, "page.md", Path()))
+    places = [i for i, block in enumerate(page.blocks) if not isinstance(block, expand.Text)]
+    marked = render.timed_names(page)
+    assert [place in marked for place in places] == [True, True, True, False, False]

@@ -159,7 +159,11 @@ def shown_and_used(key, shown):
             if isinstance(node, ast.Import):
                 missing += [a.name for a in node.names if a.name.startswith("snippets")]
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snippets"):
-                helper = node.module in HELPERS and "(api.md" in body(key.split("/")[-1])
+                linked = body(key.split("/")[-1])
+                helper = node.module in HELPERS and "(api.md" in linked
+                if key == "index":  # the front page looks ahead
+                    page = node.module.split(".")[1].replace("_", "-")
+                    helper = helper or f"({page}.md" in linked
                 missing += [a.name for a in node.names if a.name not in shown and not helper]
         if cell.options.get("echo", True):
             shown |= {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}

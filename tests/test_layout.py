@@ -14,7 +14,12 @@ SHARED = ("plotting", "datasets", "training")
 FILES = sorted((ROOT / "snippets").glob("*.py"))
 MACHINERY = sorted((ROOT / "hooks").rglob("*.*"))
 EVERYWHERE = {"torch", "numpy", "matplotlib", "snippets"} | set(sys.stdlib_module_names)
-ON_REQUEST = {"sklearn": "scikit-learn", "sacrebleu": "sacrebleu", "tokenizers": "tokenizers"}
+ON_REQUEST = {
+    "sklearn": "scikit-learn",
+    "num2words": "num2words",
+    "sacrebleu": "sacrebleu",
+    "tokenizers": "tokenizers",
+}
 TOP_LEVEL = {
     *(".ci", ".github", ".gitignore", ".npmrc", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"),
     *("LICENSE-text", "Makefile", "README.md", "docs", "hooks", "mkdocs.yml", "package-lock.json"),
@@ -187,7 +192,7 @@ def test_no_snippet_is_bound_to_one_device(path):
 def test_the_machinery_can_be_read_in_one_sitting():
     lines = {path.name: path.read_text(encoding="utf-8").count("\n") for path in code_files()}
     assert len(lines) <= 8, sorted(lines)
-    assert sum(lines.values()) <= 2_000, lines
+    assert sum(lines.values()) <= 2_050, lines
 
 
 def code_files():

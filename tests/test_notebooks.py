@@ -40,14 +40,30 @@ def reader_environment(**more):
     return {k: v for k, v in os.environ.items() if k not in dropped} | own | more
 
 
+def quick_cells(key):
+    """Return the cells of a notebook before the first that trains for long (`cache: true`).
+
+    The build has run all of them; here the question is whether they run in an empty folder.
+    `make notebooks` runs the notebooks to their ends.
+    """
+    found = notebook(key)["cells"]
+    long = [cell.options.get("cache", False) for cell in cells(key)]
+    code = [i for i, cell in enumerate(found) if cell["cell_type"] == "code"][-len(long) :]
+    return found[: code[long.index(True)]] if any(long) else found
+
+
 def start(key, suffix, folder):
-    """Run the notebook or the script of a page in an empty folder; return how that ended."""
+    """Run the quick cells of a page in an empty folder, as notebook or script."""
     folder.mkdir(parents=True)
-    file = str(built() / f"downloads/{key}.{suffix}")
+    part = folder.parent / f"{key.rpartition('/')[2]}.{suffix}"
     if suffix == "py":
-        command, more = [sys.executable, "-W", "error", file], {"MPLBACKEND": "agg"}
+        code = [i for i, cell in enumerate(quick_cells(key)) if cell["cell_type"] == "code"]
+        pieces = re.split(r"^(?=# %%)", text_of(f"downloads/{key}.py"), flags=re.M)
+        part.write_text("".join(just_code(pieces)[: len(code) + 1]), encoding="utf-8")
+        command, more = [sys.executable, "-W", "error", str(part)], {"MPLBACKEND": "agg"}
     else:
-        command, more = [sys.executable, "-W", "ignore", "-c", DRIVER, file], {}
+        part.write_text(json.dumps(notebook(key) | {"cells": quick_cells(key)}), encoding="utf-8")
+        command, more = [sys.executable, "-W", "ignore", "-c", DRIVER, str(part)], {}
     return subprocess.run(
         command,
         cwd=folder,
@@ -56,6 +72,11 @@ def start(key, suffix, folder):
         capture_output=True,
         text=True,
     )
+
+
+def just_code(pieces):
+    """Return the head of a script and its code cells."""
+    return [piece for piece in pieces if not piece.startswith("# %% [markdown]")]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +111,7 @@ def test_a_notebook_runs_in_an_empty_folder_and_gives_the_same(key, ended):
     assert run.returncode == 0, run.stderr[-3000:]
     assert [path.name for path in folder.iterdir()] == ["result.ipynb"], "it writes files"
     again = json.loads((folder / "result.ipynb").read_text(encoding="utf-8"))
-    for then, now in zip(notebook(key)["cells"], again["cells"], strict=True):
+    for then, now in zip(quick_cells(key), again["cells"], strict=True):
         if "timing" not in then["metadata"].get("tags", []):
             assert texts(now) == texts(then), joined(then["source"])
 
@@ -101,7 +122,7 @@ def test_a_script_runs_in_an_empty_folder_and_prints_the_same(key, ended):
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stderr == ""
     assert list(folder.iterdir()) == [], "it writes files"
-    for cell in notebook(key)["cells"]:
+    for cell in quick_cells(key):
         if "timing" not in cell["metadata"].get("tags", []):
             for kind, text in texts(cell):
                 assert kind != "stdout" or text.strip() in run.stdout

@@ -1,7 +1,7 @@
 """A page that goes on from a snapshot gives, byte for byte, what a page that ran through gives."""
 
 import pytest
-from toy import Toy
+from toy import Toy, printed
 
 from hooks.expand import BookError
 
@@ -198,6 +198,18 @@ def test_what_cannot_be_kept_stops_the_build_with_its_name(tmp_path, source, mes
     assert first == f"docs/page.md:7: {message} cannot be kept; delete it or drop cache: true"
     assert source in "\n".join(rest)
     assert not list(toy.runs.iterdir())
+
+
+def test_a_restored_page_is_kept_again(tmp_path):
+    toy = Toy(tmp_path)
+    first = "#| cache: true\nscale = 2\ndef times(x):\n    return x * scale"
+    last = "print(times(3), twice(3), max(1, 2))"
+    toy.cells(first, "#| cache: true\ntwice = lambda x: times(x)", last)
+    second = "#| cache: true\ntwice = lambda x: 2 * times(x)"
+    restored = toy.cells(first, second, last)
+    assert (restored.kept, printed(restored)) == (1, "6 12 2\n")
+    once_more = toy.cells(first, second, f"{last}\nprint(twice(max(4, 5)))")
+    assert (once_more.kept, printed(once_more)) == (2, "6 12 2\n20\n")
 
 
 def test_an_error_after_a_snapshot_is_found_in_the_cell_before_it(tmp_path):
