@@ -123,10 +123,10 @@ def npm_files(root, characters, formulas, cache):
 
 def smaller(font, letters, cache):
     """Return the font with the glyphs of `letters` only."""
-    # Kerning is a quarter of a font; short stretches of italics do without.
-    kerning = "" if "italic" in font.stem else "kern"
+    # Kerning is a quarter of a font; italics and headings do without.
+    kerning = "" if "-italic" in font.stem or "-600-" in font.stem else "kern"
     options = ["--flavor=woff2", "--no-hinting", f"--layout-features={kerning}"]
-    options += ["--name-IDs=0", "--drop-tables+=STAT,gasp"]  # of the names, the copyright
+    options += ["--name-IDs=0", "--drop-tables+=STAT,gasp,vhea,vmtx"]  # of the names, the copyright
     options.append(f"--text={''.join(sorted(letters))}")
     name = hashlib.sha256(font.read_bytes() + "".join(options).encode()).hexdigest()
     kept = cache / f"{name[:32]}.woff2"
