@@ -25,13 +25,18 @@ ifndef SOURCE_DATE_EPOCH
 SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
 endif
 export SOURCE_DATE_EPOCH
+# Images and interface strings that only Debian ships: `make data` puts them here.
+DATA := .cache/data
+DEBS := dataset-fashion-mnist libreoffice-l10n-fr
+BOOK_DATA ?= $(CURDIR)/$(DATA)
+export BOOK_DATA
 # The browser that the tests drive, by whichever name it goes here.
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 export CHROMIUM
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve site test check format system notebooks twice lock clean setup browser
+.PHONY: help serve site test check format system data notebooks twice lock clean setup browser
 
 help: ## List the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -108,7 +113,21 @@ clean: ## Remove everything that was made: environments, caches, the site
 	@echo "==> Removing .venv, node_modules, .cache and site"
 	@rm -rf $(VENV) node_modules .cache site .pytest_cache .ruff_cache .hypothesis
 
-setup: $(VENV)/.installed node_modules/.installed
+setup: $(VENV)/.installed node_modules/.installed data
+
+data: $(DATA)/.installed ## Fetch, by apt where it is there, what sections 7 and 8 learn from
+
+$(DATA)/.installed:
+	@mkdir -p $(DATA); \
+	if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then \
+	  echo "==> No apt here: sections 7 and 8 look for their data elsewhere, or say how to get it"; \
+	else \
+	  echo "==> Fetching the data of sections 7 and 8 into $(DATA) ($(DEBS))"; \
+	  rm -rf $(DATA).new; mkdir -p $(DATA).new; cd $(DATA).new; \
+	  apt-get download -qq $(DEBS) 2>/dev/null || { apt-get update -qq; apt-get download -qq $(DEBS); }; \
+	  for deb in *.deb; do dpkg-deb -x "$$deb" . || exit 1; rm "$$deb"; done; \
+	  cd - >/dev/null; rm -rf $(DATA); mv $(DATA).new $(DATA); \
+	fi; touch $@
 
 $(VENV)/.installed: requirements.txt
 	@$(call venv-module)

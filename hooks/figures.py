@@ -96,8 +96,9 @@ def tidy(element):
     for key in ("fill", "stroke", "stop-color", "color"):
         if key in element.attrib:
             element.set(key, recolour(f"{key}: {element.get(key)}").partition(":")[2])
-    for key in ("d", "x", "y", "points"):
-        if key in element.attrib:  # a hundredth of a point is finer than any screen
+    for key in ("d", "x", "y", "points", "transform"):
+        # A hundredth of a point is finer than any screen; a scale is not.
+        if not re.search("scale|matrix", element.get(key, "scale")):
             short = " ".join(element.get(key).split())
             short = re.sub(r"-?\d+\.\d+", lambda m: f"{round(float(m[0]), 2):g}", short)
             element.set(key, POLYLINE.sub(in_steps, short))

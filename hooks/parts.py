@@ -27,7 +27,9 @@ PAGE = """---\nsearch: {{exclude: true}}\n---\n# Third-party parts
 The digits are the test set of *Optical Recognition of Handwritten Digits* by E. Alpaydin and
 C. Kaynak (UCI Machine Learning Repository, 1998,
 [doi:10.24432/C50P49](https://doi.org/10.24432/C50P49)), under
-[CC BY 4.0](https://creativecommons.org/licenses/by/4.0/).\n\n## Notices\n\n{notices}"""
+[CC BY 4.0](https://creativecommons.org/licenses/by/4.0/). The garments of section 8 are those of
+Fashion-MNIST (copyright 2017 Zalando SE), under the MIT licence. The strings of section 7 are
+LibreOffice's, under the [MPL 2.0](https://www.mozilla.org/MPL/2.0/).\n\n## Notices\n\n{notices}"""
 NOTICE = re.compile(r"(licen[cs]e|copying|notice)[\w.-]*", re.IGNORECASE)
 COMMENT = re.compile(r"/\*!.*?\*/", re.DOTALL)  # what a minifier keeps: the notices
 
@@ -123,9 +125,8 @@ def npm_files(root, characters, formulas, cache):
 
 def smaller(font, letters, cache):
     """Return the font with the glyphs of `letters` only."""
-    # Kerning is a quarter of a font; italics and headings do without.
-    kerning = "" if "-italic" in font.stem or "-600-" in font.stem else "kern"
-    options = ["--flavor=woff2", "--no-hinting", f"--layout-features={kerning}"]
+    # Kerning is a quarter of a font; at the size of text it is hardly seen.
+    options = ["--flavor=woff2", "--no-hinting", "--layout-features="]
     options += ["--name-IDs=0", "--drop-tables+=STAT,gasp,vhea,vmtx"]  # of the names, the copyright
     options.append(f"--text={''.join(sorted(letters))}")
     name = hashlib.sha256(font.read_bytes() + "".join(options).encode()).hexdigest()

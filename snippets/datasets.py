@@ -4,9 +4,17 @@ Each loader says what is generated and what was measured; the same seed gives
 the same data.
 """
 
+import gzip
+import hashlib
+import os
 import re
+import struct
+import zlib
 from functools import cache
+from http.client import HTTPException
 from itertools import takewhile
+from pathlib import Path
+from urllib.request import urlopen
 from zlib import crc32
 
 import torch
@@ -399,3 +407,174 @@ def draw_windows(ids, batch_size, length):
 
 
 # --8<-- [end:draw_windows]
+
+
+def find_data(name):
+    """Find a data file of another package; → its path, or None.
+
+    `name` begins with usr/: where its Debian package puts it. Looked for
+    from the root, then below the folder that BOOK_DATA names, if it is set.
+    """
+    roots = [Path("/"), Path(os.environ.get("BOOK_DATA") or "/")]
+    return next((r / name for r in roots if (r / name).is_file()), None)
+
+
+FASHION_MNIST = {  # each file, and the SHA-256 sum of what it holds
+    "train-images-idx3-ubyte.gz": (
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
+    ),
+    "train-labels-idx1-ubyte.gz": (
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
+    ),
+    "t10k-images-idx3-ubyte.gz": (
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
+    ),
+    "t10k-labels-idx1-ubyte.gz": (
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
+    ),
+}
+
+
+def unpack_idx(packed, name):
+    """Unpack a file of Fashion-MNIST, given as bytes; → uint8 tensor.
+
+    The format: a number of axes, their lengths, then a byte an entry.
+    Raises `ValueError` unless the file holds what was published.
+    """
+    try:
+        data = gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error):
+        data = b""
+    if hashlib.sha256(data).hexdigest() != FASHION_MNIST[name]:
+        raise ValueError(f"{name} is damaged: it is not what was published")
+    start = 4 + 4 * data[3]
+    shape = struct.unpack(f">{data[3]}I", data[4:start])
+    return torch.frombuffer(
+        bytearray(data), dtype=torch.uint8, offset=start
+    ).reshape(shape)
+
+
+def fetch_fashion_mnist(name, folder):
+    """Fetch a file from the data set's own repository; → its bytes.
+
+    It is kept in a folder if it is whole. Raises `FileNotFoundError`, which
+    says what to do, if the network does not help.
+    """
+    kept = Path(folder, name)
+    repository = "https://raw.githubusercontent.com/zalandoresearch"
+    url = f"{repository}/fashion-mnist/master/data/fashion/{name}"
+    try:
+        with urlopen(url, timeout=30) as answer:
+            packed = answer.read()
+    except (OSError, HTTPException) as error:
+        raise FileNotFoundError(
+            f"Fashion-MNIST: no {name} in /usr/share/datasets/fashion-mnist,"
+            f" nor there below $BOOK_DATA, nor as {kept}, nor at {url}"
+            f" ({error}). On Debian: apt-get install dataset-fashion-mnist"
+        ) from error
+    unpack_idx(packed, name)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(f".{os.getpid()}")
+    part.write_bytes(packed)
+    part.replace(kept)  # at once: nobody finds half a file
+    return packed
+
+
+# --8<-- [start:fashion_mnist]
+def fashion_mnist():
+    """Load 70,000 pictures of garments, photographed and labelled by a shop.
+
+    → (images (60000, 1, 28, 28), labels (60000,)) to learn from and the same
+    of 10,000 for the test; pixels are bytes, labels 0 to 9. The files are
+    those of a Debian package, of an earlier download, or fetched now.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home, "attention-you-can-run", "fashion-mnist")
+    found = []
+    for name in FASHION_MNIST:
+        path = find_data(f"usr/share/datasets/fashion-mnist/{name}")
+        if path is None and (folder / name).is_file():
+            path = folder / name
+        packed = (
+            path.read_bytes() if path else fetch_fashion_mnist(name, folder)
+        )
+        found.append(unpack_idx(packed, name))
+    images, labels, test_images, test_labels = found
+    train = images[:, None], labels.long()
+    return train, (test_images[:, None], test_labels.long())
+
+
+# --8<-- [end:fashion_mnist]
+
+
+def read_catalogue(path):
+    """Read a file of translations (gettext, .mo); → [(source, target)].
+
+    The file: five numbers, then for each source, and for each target, its
+    length and place. Sources lose the context before them, plurals stay out.
+    Raises `ValueError` unless it is such a file, little-endian.
+    """
+    data = path.read_bytes()
+    if data[:4] != b"\xde\x12\x04\x95" or len(data) < 20:
+        raise ValueError(f"{path.name} is no catalogue of translations")
+    _, count, *tables = struct.unpack("<4I", data[4:20])
+    columns = []
+    for table in tables:
+        spans = struct.iter_unpack("<2I", data[table : table + 8 * count])
+        columns.append([data[a : a + n].decode() for n, a in spans])
+    pairs = [(a.split("\x04")[-1], b) for a, b in zip(*columns, strict=True)]
+    return [(a, b) for a, b in pairs if a and "\0" not in a]
+
+
+# --8<-- [start:interface_words]
+def interface_words(text):
+    """Cut a string of an interface into words, in small letters.
+
+    "Insert ~Row…" → ["insert", "row"]; "l'image" are two words, l' and
+    image. What is more than words, markup say, gives an empty list.
+    """
+    text = re.sub("[_~]", "", text).replace("\u2019", "'").lower()
+    text = re.sub(r"[\s.:…]+$", "", text)
+    words = re.findall(r"[^\W\d_]+'?", text)
+    return words if "".join(words) == re.sub(r"[\s-]", "", text) else []
+
+
+# --8<-- [end:interface_words]
+
+
+# --8<-- [start:interface_pairs]
+def interface_pairs():
+    """Load short strings of LibreOffice's interface, English and French.
+
+    → {part: [(English words, French words)]}, two to eight English words. A
+    checksum of the English words says which part: of 16, one is test, one
+    validation. Real translations, made by volunteers (MPL-2.0). Raises
+    `FileNotFoundError` without the package.
+    """
+    inner = "usr/lib/libreoffice/program/resource/fr/LC_MESSAGES"
+    first = find_data(f"{inner}/sw.mo")
+    if first is None:
+        raise FileNotFoundError(
+            f"no French strings of LibreOffice in /{inner}, nor there below"
+            " $BOOK_DATA. On Debian: apt-get install libreoffice-l10n-fr"
+        )
+    found = {}
+    for path in sorted(first.parent.glob("*.mo")):
+        for source, target in read_catalogue(path):
+            words, others = interface_words(source), interface_words(target)
+            if 2 <= len(words) <= 8 and 1 <= len(others) <= 12:
+                found.setdefault(tuple(words), tuple(others))
+    return deal_out(found)
+
+
+# --8<-- [end:interface_pairs]
+
+
+def deal_out(pairs):
+    """Deal {source: target} out by a checksum of the source's words."""
+    parts = {"train": [], "validation": [], "test": []}
+    for source, target in sorted(pairs.items()):
+        place = crc32(" ".join(source).encode()) % 16
+        part = {0: "test", 1: "validation"}.get(place, "train")
+        parts[part].append((source, target))
+    return parts

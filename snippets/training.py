@@ -40,6 +40,7 @@ def sequence_loss(logits, targets, pad_id, *, label_smoothing=0.0):
 # --8<-- [end:sequence_loss]
 
 
+# --8<-- [start:inverse_sqrt_rate]
 def inverse_sqrt_rate(step, width, warmup_steps):
     """Give the learning rate of a step, counted from 1.
 
@@ -54,6 +55,9 @@ def inverse_sqrt_rate(step, width, warmup_steps):
             " must be at least 1"
         )
     return width**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+
+
+# --8<-- [end:inverse_sqrt_rate]
 
 
 # --8<-- [start:one_cycle]

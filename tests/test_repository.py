@@ -153,7 +153,8 @@ def stand_in(tmp_path):
     (tmp_path / "docs" / "index.md").write_text("# One\n")
     (tmp_path / "mkdocs.yml").write_text("site_name: Stand-in\n")
     (tmp_path / "requirements.txt").touch()
-    ready = ["-o", ".venv/.installed", "-o", "node_modules/.installed"]
+    places = (".venv", "node_modules", ".cache/data")
+    ready = [word for place in places for word in ("-o", f"{place}/.installed")]
     (tmp_path / ".venv").symlink_to(sys.prefix)
 
     def make(*names):

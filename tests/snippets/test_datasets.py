@@ -1,13 +1,24 @@
 """Proof of `snippets.datasets`: sizes, seeds and what is said of the data."""
 
+import gzip
+import hashlib
+import io
 import math
 import re
+import socket
+import struct
+from http.client import IncompleteRead
+from pathlib import Path
 from pydoc_data import topics as pydoc_topics
+from types import SimpleNamespace
+from urllib.error import HTTPError, URLError
 
 import pytest
 import torch
 
+from snippets import datasets
 from snippets.datasets import (
+    FASHION_MNIST,
     Vocabulary,
     alphabet,
     characters_to_ids,
@@ -16,6 +27,9 @@ from snippets.datasets import (
     draw_windows,
     encode_pairs,
     english_number,
+    fashion_mnist,
+    fetch_fashion_mnist,
+    find_data,
     german_number,
     handwritten_digits,
     ids_to_characters,
@@ -29,6 +43,7 @@ from snippets.datasets import (
     road_readings,
     road_temperature,
     share_out,
+    unpack_idx,
 )
 
 
@@ -427,3 +442,286 @@ def test_windows_repeat_with_the_seed_and_differ_from_one_another():
 def test_windows_need_a_text_that_is_longer(batch_size, length):
     with pytest.raises(ValueError, match=f"{batch_size} windows of {length} .* of 11"):
         next(draw_windows(torch.arange(11), batch_size, length))
+
+
+# Garments
+
+
+PLACE = "usr/share/datasets/fashion-mnist"
+SHAPES = {
+    "train-images-idx3-ubyte.gz": (13, 7, 5),
+    "train-labels-idx1-ubyte.gz": (13,),
+    "t10k-images-idx3-ubyte.gz": (11, 7, 5),
+    "t10k-labels-idx1-ubyte.gz": (11,),
+}
+
+
+def pack(name, extra=b""):
+    """Give a small file in the format of Fashion-MNIST, and its entries."""
+    shape = SHAPES[name]
+    entries = torch.arange(torch.Size(shape).numel()) * 37 % (10 if "labels" in name else 256)
+    head = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
+    data = head + bytes(entries.tolist())
+    return gzip.compress(data + extra, mtime=0), entries.view(shape)
+
+
+def lay_out(folder):
+    """Write the four small files into a folder."""
+    folder.mkdir(parents=True)
+    for name in SHAPES:
+        (folder / name).write_bytes(pack(name)[0])
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """Move root, BOOK_DATA and cache to empty folders, and cut the network.
+
+    Small files count as what was published. Gives the places and a list of
+    the addresses asked for; `answers` holds what the network would give.
+    """
+    root = tmp_path / "root"
+
+    class Moved:
+        home = staticmethod(lambda: tmp_path / "home")
+
+        def __new__(cls, *parts):
+            return root if parts == ("/",) else Path(*parts)
+
+    asked, answers = [], {}
+
+    def urlopen(url, *, timeout):
+        assert timeout > 0
+        asked.append(url)
+        if url.rsplit("/", 1)[-1] not in answers:
+            raise URLError("no network in this test")
+        return io.BytesIO(answers[url.rsplit("/", 1)[-1]])
+
+    def closed(*_, **__):
+        raise AssertionError("a test opened a connection")
+
+    monkeypatch.setattr(datasets, "Path", Moved)
+    monkeypatch.setattr(datasets, "urlopen", urlopen)
+    monkeypatch.setattr(socket, "socket", closed)
+    monkeypatch.setenv("BOOK_DATA", str(tmp_path / "book"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in FASHION_MNIST:
+        data = gzip.decompress(pack(name)[0])
+        monkeypatch.setitem(FASHION_MNIST, name, hashlib.sha256(data).hexdigest())
+    return SimpleNamespace(
+        root=root / PLACE, book=tmp_path / "book" / PLACE, asked=asked, answers=answers,
+        cache=tmp_path / "cache" / "attention-you-can-run" / "fashion-mnist",
+    )  # fmt: skip
+
+
+def test_data_are_looked_for_where_a_package_installs_them_first(places):
+    name = f"{PLACE}/some.gz"
+    assert find_data(name) is None
+    places.book.mkdir(parents=True)
+    (places.book / "some.gz").write_text("of BOOK_DATA")
+    assert find_data(name) == places.book / "some.gz"
+    places.root.mkdir(parents=True)
+    (places.root / "some.gz").write_text("installed")
+    assert find_data(name) == places.root / "some.gz"
+
+
+def test_a_folder_is_not_a_data_file(places):
+    (places.root / "some.gz").mkdir(parents=True)
+    assert find_data(f"{PLACE}/some.gz") is None
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_book_data_only_the_installed_place_counts(places, monkeypatch, tmp_path, value):
+    lay_out(tmp_path / PLACE)
+    monkeypatch.chdir(tmp_path)
+    if value is None:
+        monkeypatch.delenv("BOOK_DATA")
+    else:
+        monkeypatch.setenv("BOOK_DATA", value)
+    assert find_data(f"{PLACE}/{next(iter(SHAPES))}") is None
+
+
+def test_the_real_root_is_the_root_of_the_disk(tmp_path, monkeypatch):
+    monkeypatch.delenv("BOOK_DATA", raising=False)
+    (tmp_path / "file").write_text("x")
+    assert find_data(str(tmp_path / "file").lstrip("/")) == tmp_path / "file"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_file_is_unpacked_to_its_shape_and_its_bytes(places, name):
+    packed, entries = pack(name)
+    found = unpack_idx(packed, name)
+    assert found.dtype == torch.uint8
+    assert torch.equal(found, entries.to(torch.uint8))
+    found.zero_()  # the memory is its own
+    assert torch.equal(unpack_idx(packed, name), entries.to(torch.uint8))
+
+
+def test_only_what_a_file_holds_counts_not_how_it_was_packed(places):
+    name = "train-labels-idx1-ubyte.gz"
+    packed, entries = pack(name)
+    other = gzip.compress(gzip.decompress(packed), compresslevel=0, mtime=1)
+    assert other != packed
+    assert torch.equal(unpack_idx(other, name), entries.to(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda packed: b"",
+        lambda packed: packed[:-9],
+        lambda packed: packed[:20],
+        lambda packed: packed[:11] + b"\xff\xff" + packed[13:],
+        lambda packed: b"<html>not found</html>",
+        gzip.decompress,
+        lambda packed: pack("t10k-images-idx3-ubyte.gz")[0],
+        lambda packed: pack("train-images-idx3-ubyte.gz", b"\0")[0],
+    ],
+)
+def test_what_is_not_the_published_file_is_refused_by_name(places, damage):
+    name = "train-images-idx3-ubyte.gz"
+    with pytest.raises(ValueError, match=name):
+        unpack_idx(damage(pack(name)[0]), name)
+
+
+def test_the_sums_are_those_of_four_different_files():
+    assert list(FASHION_MNIST) == list(SHAPES)
+    assert len(set(FASHION_MNIST.values())) == 4
+    assert all(re.fullmatch("[0-9a-f]{64}", x) for x in FASHION_MNIST.values())
+
+
+def check_small_data(data):
+    """Assert that these are the four small files, in the promised form."""
+    for (images, labels), part in zip(data, ("train", "t10k"), strict=True):
+        expected = pack(f"{part}-images-idx3-ubyte.gz")[1].to(torch.uint8)
+        assert images.dtype == torch.uint8
+        assert torch.equal(images, expected[:, None])
+        assert labels.dtype == torch.int64
+        assert torch.equal(labels, pack(f"{part}-labels-idx1-ubyte.gz")[1])
+
+
+@pytest.mark.parametrize("place", ["root", "book", "cache"])
+def test_images_and_labels_come_from_each_place_without_a_network(places, place):
+    lay_out(getattr(places, place))
+    check_small_data(fashion_mnist())
+    assert places.asked == []
+
+
+def test_a_nearer_place_goes_first(places):
+    lay_out(places.root)
+    for place in (places.book, places.cache):
+        place.mkdir(parents=True)
+        for name in SHAPES:
+            (place / name).write_bytes(b"damaged: must not be read")
+    check_small_data(fashion_mnist())
+    for name in SHAPES:
+        (places.root / name).unlink()
+        (places.book / name).write_bytes(pack(name)[0])
+    check_small_data(fashion_mnist())
+    assert places.asked == []
+
+
+def test_files_may_come_from_different_places(places):
+    for place, name in zip((places.root, places.book, places.cache), SHAPES):
+        place.mkdir(parents=True)
+        (place / name).write_bytes(pack(name)[0])
+    last = list(SHAPES)[-1]
+    places.answers[last] = pack(last)[0]
+    check_small_data(fashion_mnist())
+    assert [url.rsplit("/", 1)[-1] for url in places.asked] == [last]
+
+
+def test_what_is_fetched_is_kept_and_fetched_once(places):
+    places.answers.update({name: pack(name)[0] for name in SHAPES})
+    check_small_data(fashion_mnist())
+    assert len(places.asked) == 4
+    assert all(
+        url.startswith("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/")
+        for url in places.asked
+    )
+    assert sorted(x.name for x in places.cache.iterdir()) == sorted(SHAPES)
+    check_small_data(fashion_mnist())
+    assert len(places.asked) == 4
+
+
+def test_the_cache_of_a_user_is_below_home(places, monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    lay_out(tmp_path / "home" / ".cache" / "attention-you-can-run" / "fashion-mnist")
+    check_small_data(fashion_mnist())
+
+
+def test_without_data_the_message_says_where_and_how(places):
+    with pytest.raises(FileNotFoundError) as caught:
+        fashion_mnist()
+    message = str(caught.value)
+    first = next(iter(SHAPES))
+    for part in (
+        first, "/usr/share/datasets/fashion-mnist", "BOOK_DATA", str(places.cache / first),
+        places.asked[0], "no network in this test", "apt-get install dataset-fashion-mnist",
+    ):  # fmt: skip
+        assert part in message
+    assert len(places.asked) == 1
+    assert not places.cache.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        HTTPError("https://example.org", 404, "Not Found", None, None),
+        TimeoutError("too slow"),
+        ConnectionResetError("gone"),
+        IncompleteRead(b"half of it"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_every_fault_of_the_network_is_a_missing_file(places, monkeypatch, error, late):
+    def fail(*_, **__):
+        raise error
+
+    class Answer(io.BytesIO):
+        read = fail
+
+    monkeypatch.setattr(datasets, "urlopen", (lambda *_, **__: Answer()) if late else fail)
+    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
+        fetch_fashion_mnist("t10k-labels-idx1-ubyte.gz", places.cache)
+    assert not places.cache.exists()
+
+
+def test_a_damaged_answer_is_refused_and_not_kept(places):
+    name = "t10k-labels-idx1-ubyte.gz"
+    places.answers[name] = pack(name, b"\0")[0]
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        fetch_fashion_mnist(name, places.cache)
+    assert not places.cache.exists()
+    places.answers[name] = pack(name)[0]
+    assert fetch_fashion_mnist(name, places.cache) == pack(name)[0]
+    assert [x.name for x in places.cache.iterdir()] == [name]
+
+
+def test_a_damaged_file_on_disk_is_named(places):
+    lay_out(places.book)
+    (places.book / "train-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="train-labels-idx1-ubyte.gz is damaged"):
+        fashion_mnist()
+    assert places.asked == []
+
+
+def test_the_real_garments_are_as_many_and_as_even_as_published(monkeypatch):
+    if not all(find_data(f"{PLACE}/{name}") for name in SHAPES):
+        pytest.skip("Fashion-MNIST is neither installed nor below BOOK_DATA")
+    monkeypatch.setattr(datasets, "urlopen", None)
+    for part, number in (("train", 60_000), ("t10k", 10_000)):
+        name = f"{part}-labels-idx1-ubyte.gz"
+        labels = unpack_idx(Path(find_data(f"{PLACE}/{name}")).read_bytes(), name)
+        assert labels.bincount().tolist() == [number // 10] * 10
+    (images, labels), (test_images, test_labels) = fashion_mnist()
+    assert images.shape == (60_000, 1, 28, 28)
+    assert test_images.shape == (10_000, 1, 28, 28)
+    assert labels.shape == (60_000,)
+    assert test_labels.shape == (10_000,)
+    assert labels[:5].tolist() == [9, 0, 0, 3, 0]
+    assert test_labels[:5].tolist() == [9, 2, 1, 1, 6]
+    assert images.float().mean().item() / 255 == pytest.approx(0.2860, abs=1e-4)
+    assert images.max() == 255
+    boots, trousers = (images[labels == x].float().mean((0, 1)) for x in (9, 1))
+    assert boots[:7].mean() < boots[-14:].mean()  # upright, not on its side
+    assert trousers[:, 14].mean() > 3 * trousers[14, :5].mean()
