@@ -75,14 +75,14 @@ def merge_squares(root):
 
 
 def prefix_ids(drawing, prefix):
-    """Rename the ids that something refers to; drop the others."""
-    used = {one or other for one, other in re.findall(r'url\(#([^)]+)|href="#([^"]+)', drawing)}
-    new = {name: f' id="{prefix}-{name}"' for name in used}
-    drawing = re.sub(r' id="([^"]+)"', lambda m: new.get(m[1], ""), drawing)
+    """Number the ids that something refers to, after the prefix; drop the others."""
+    used = re.findall(r'(?:url\(|href=")#([^)"]+)', drawing)
+    new = {name: f"{prefix}-{number}" for number, name in enumerate(dict.fromkeys(used))}
+    ids = r' id="([^"]+)"'
+    drawing = re.sub(ids, lambda m: f' id="{new[m[1]]}"' if m[1] in new else "", drawing)
+    drawing = re.sub(r"url\(#([^)]+)", lambda m: f"url(#{new[m[1]]}", drawing)
     # Not plain href: Material's instant navigation sets that, and fails on a drawing.
-    return drawing.replace("url(#", f"url(#{prefix}-").replace(
-        ' href="#', f' xlink:href="#{prefix}-'
-    )
+    return re.sub(r' href="#([^"]+)', lambda m: f' xlink:href="#{new[m[1]]}', drawing)
 
 
 def tidy(element):
