@@ -38,6 +38,7 @@ class Visit(NamedTuple):
     light: list  # violations that axe found
     dark: list
     wide_parts: dict  # width of the screen → what does not fit into it
+    cut_off: list  # formulas that do not fit into the column of a wide screen
 
 
 @pytest.fixture(scope="session")
@@ -131,6 +132,12 @@ width => {
 }
 """
 
+CUT_OFF = """
+() => [...document.querySelectorAll(".book-scroll:has(.katex-display)")]
+  .filter(box => box.scrollWidth > box.clientWidth + 1)
+  .map(box => `${box.scrollWidth} pixels in ${box.clientWidth}: ${box.textContent.slice(0, 60)}`)
+"""
+
 
 # A token of each kind stays in the listings, a formula becomes one text: what axe looks at
 # for their sake is the same as before, in a third of the time.
@@ -196,6 +203,8 @@ def watch(page, origin, name):
         page.wait_for_timeout(50)
         wide_parts[width] = page.evaluate(STICKING_OUT, width)
     page.set_viewport_size(WIDE)
+    page.wait_for_timeout(50)
+    cut_off = page.evaluate(CUT_OFF)
     page.evaluate(SIMPLIFY)
     light = violations(page)
     page.emulate_media(color_scheme="dark")
@@ -203,7 +212,7 @@ def watch(page, origin, name):
     page.wait_for_timeout(300)  # colours fade over
     dark = violations(page, COLOURS)
     foreign = [url for url in foreign if not url.startswith(("data:", "blob:"))]
-    return Visit(messages, foreign, failed, weight, light, dark, wide_parts)
+    return Visit(messages, foreign, failed, weight, light, dark, wide_parts, cut_off)
 
 
 def size(answer):
@@ -231,6 +240,11 @@ def test_axe_finds_nothing_in_dark(visit, name):
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_sticks_out_on_a_phone(visit, name, width):
     assert visit(name).wide_parts[width] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_formula_is_cut_off_on_a_wide_screen(visit, name):
+    assert visit(name).cut_off == []
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -53,8 +53,10 @@ from snippets.plotting import (
 # In $\pi_\pm \, p_\pm(\mathbf{q})$ the number $S_\pm$ cancels, and both have the denominator $S$. So
 #
 # $$
-# f(\mathbf{q}) = \frac{\sum_{i \in +} K_w(\mathbf{q}, \mathbf{k}_i) - \sum_{i \in -} K_w(\mathbf{q}, \mathbf{k}_i)}{\sum_{i} K_w(\mathbf{q}, \mathbf{k}_i)}
+# \begin{gathered}
+# f(\mathbf{q}) = \frac{\sum_{i \in +} K_w(\mathbf{q}, \mathbf{k}_i) - \sum_{i \in -} K_w(\mathbf{q}, \mathbf{k}_i)}{\sum_{i} K_w(\mathbf{q}, \mathbf{k}_i)} \\
 # = \frac{\pi_+ p_+(\mathbf{q}) - \pi_- p_-(\mathbf{q})}{\pi_+ p_+(\mathbf{q}) + \pi_- p_-(\mathbf{q})}.
+# \end{gathered}
 # $$ {#eq-two-densities}
 #
 # The denominator is positive wherever a key is in reach, so the sign is that of the numerator. The

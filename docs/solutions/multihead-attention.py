@@ -158,10 +158,11 @@ for seed in SEEDS:
 # Cut $\mathbf{W}^o = [\mathbf{W}^o_1, \dots, \mathbf{W}^o_H]$ into blocks of $d = D / H$ columns. A product with a joined vector is the sum of the products with its parts:
 #
 # $$
+# \begin{gathered}
 # \mathbf{W}^o \begin{bmatrix} \mathbf{h}_1 \\ \vdots \\ \mathbf{h}_H \end{bmatrix} = \sum_{i} \mathbf{W}^o_i \mathbf{h}_i
-# = \sum_i \sum_s \alpha_{i,s}\, \underbrace{\mathbf{W}^o_i \mathbf{W}^v_i}_{\mathbf{N}_i} \mathbf{v}_s ,
-# \qquad
+# = \sum_i \sum_s \alpha_{i,s}\, \underbrace{\mathbf{W}^o_i \mathbf{W}^v_i}_{\mathbf{N}_i} \mathbf{v}_s , \\
 # (\mathbf{W}^q_i\mathbf{q})^\top \mathbf{W}^k_i\mathbf{k} = \mathbf{q}^\top \underbrace{(\mathbf{W}^q_i)^\top \mathbf{W}^k_i}_{\mathbf{M}_i} \mathbf{k} .
+# \end{gathered}
 # $$
 #
 # $\mathbf{M}_i$ decides where a head looks and $\mathbf{N}_i$ what it brings from there [@elhage2021]. Both are $D \times D$, and both are products of a thin matrix of $d$ columns with
