@@ -227,14 +227,14 @@ def make_final_norm(
 # --8<-- [end:make_final_norm]
 
 
-# --8<-- [start:TransformerEncoder]
-class TransformerEncoder(nn.Module):
-    """Stack encoder blocks.
+# --8<-- [start:Stack]
+class Stack(nn.Module):
+    """Hold `num_layers` blocks of one kind, and the norm after the last.
 
-    x (B, S, D), mask as in `TransformerEncoderBlock` → x (B, S, D), and a
-    list with the weights of each block, or None. Options: those of a block,
-    and `final_norm`, see `make_final_norm`.
+    Options: those of a block, and `final_norm`, see `make_final_norm`.
     """
+
+    kind = None  # the class of the blocks
 
     def __init__(
         self, width, ffn_width, num_heads, num_layers, dropout=0.0, *,
@@ -244,10 +244,23 @@ class TransformerEncoder(nn.Module):
         check_sizes(num_layers)
         sizes = width, ffn_width, num_heads, dropout
         self.blocks = nn.ModuleList(
-            TransformerEncoderBlock(*sizes, **options)
-            for _ in range(num_layers)
+            self.kind(*sizes, **options) for _ in range(num_layers)
         )
         self.norm = make_final_norm(width, final_norm, **options)
+
+
+# --8<-- [end:Stack]
+
+
+# --8<-- [start:TransformerEncoder]
+class TransformerEncoder(Stack):
+    """Stack encoder blocks.
+
+    x (B, S, D), mask as in `TransformerEncoderBlock` → x (B, S, D), and a
+    list with the weights of each block, or None. Options as in `Stack`.
+    """
+
+    kind = TransformerEncoderBlock
 
     def forward(self, x, mask=None, need_weights=False):
         """Run the blocks one after the other."""
@@ -434,25 +447,14 @@ def decoder_step(block, x, memory_mask, cache, need_weights):
 
 
 # --8<-- [start:TransformerDecoder]
-class TransformerDecoder(nn.Module):
+class TransformerDecoder(Stack):
     """Stack decoder blocks.
 
     Shapes as in `TransformerDecoderBlock` → x (B, T, D), a tuple of caches,
-    and a list of pairs of weights, or None. Options as in the encoder.
+    and a list of pairs of weights, or None. Options as in `Stack`.
     """
 
-    def __init__(
-        self, width, ffn_width, num_heads, num_layers, dropout=0.0, *,
-        final_norm=None, **options,
-    ):  # fmt: skip
-        super().__init__()
-        check_sizes(num_layers)
-        sizes = width, ffn_width, num_heads, dropout
-        self.blocks = nn.ModuleList(
-            TransformerDecoderBlock(*sizes, **options)
-            for _ in range(num_layers)
-        )
-        self.norm = make_final_norm(width, final_norm, **options)
+    kind = TransformerDecoderBlock
 
     def forward(
         self, x, memory, memory_mask=None, cache=None, need_weights=False

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from snippets.attention_scoring_functions import check_sizes
-from snippets.transformer import TransformerEncoderBlock
+from snippets.transformer import TransformerEncoderBlock, run_encoder
 
 
 # --8<-- [start:height_and_width]
@@ -225,11 +225,9 @@ class ViTEncoder(nn.Module):
 
     def forward(self, images, need_weights=False):
         """Run the blocks one after the other."""
-        x, found = self.embedding(images), []  # the class token comes first
-        for block in self.blocks:
-            x, weights = block(x, need_weights=need_weights)
-            found.append(weights)
-        return self.norm(x), torch.stack(found, 1) if need_weights else None
+        tokens = self.embedding(images)  # the class token comes first
+        x, maps = run_encoder(self, tokens, None, need_weights)
+        return x, torch.stack(maps, dim=1) if need_weights else None
 
 
 # --8<-- [end:ViTEncoder]
