@@ -1,9 +1,9 @@
 """The thin layer between MkDocs and the book: it expands, runs and renders all pages at once."""
 
+import functools
 import gc
 import hashlib
 import itertools
-import json
 import os
 import re
 import sys
@@ -27,9 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from hooks import expand, maths, parts, render, run
 
 gc.set_threshold(1_000_000)  # a build is over before there is garbage worth a search
-LISTING = '<div class="highlight" data-search-exclude><pre><code>{}</code></pre></div>'
-INDEXED = re.compile(r"<pre><code>(.*?)</code></pre>", re.DOTALL)
-NAME = re.compile(r"(?<!&)\b[^\W\d]\w{2,}")  # &amp; is none
+LISTING = '<div class="highlight"><pre><code>{}</code></pre></div>'
 LICENCE = (
     "From [{}]({}). Code: MIT licence. Text and figures: "
     "[CC BY-SA 4.0](https://creativecommons.org/licenses/by-sa/4.0/)."
@@ -82,7 +80,8 @@ def make(root, files, config):
         web = config.site_url + end.removeprefix("./")
         return get_relative_url(end, urls[start]) if start else web
 
-    labels, works = render.collect_labels(pages, numbers), kept(root, parts.read_works, bib)
+    labels = render.collect_labels(pages, numbers)
+    works = kept(root, "works", lambda: parts.read_works(bib), bib)
     book = render.Book(numbers, labels, works, {}, href)
     for page in pages:
         render.check(page, book)
@@ -105,7 +104,8 @@ def read_pages(root, files):
             files.remove(file)
         if file.src_uri.startswith("solutions/") and file.src_uri.endswith(".py"):
             text = expand.read_text(file.abs_src_path, name)
-            pages.append(expand.Page(key, name, expand.read_percent(text, name, root)))
+            cells = kept(root, f"{key}.cells", lambda: expand.percent_cells(text), text)  # noqa: B023
+            pages.append(expand.Page(key, name, expand.read_percent(text, name, root, cells)))
         elif file.src_uri.endswith(".md") and file.abs_src_path:
             text = expand.read_text(file.abs_src_path, name)
             body, meta = get_data(text)
@@ -126,36 +126,47 @@ def nav_keys(nav):
 
 
 def make_page(site, page, pages):
-    """Render a page, with the lists that belong on it; add its downloads to the files."""
-    view = render.View(page, site.book, [], [], itertools.count(1))
-    if page.key.startswith("solutions/"):
-        text, folder = nbformat.writes(render.site_notebook(view)), site.root / run.FOLDER / "pages"
-        run.write_whole(folder / f"{page.key}.ipynb", text)
-        where = (str(folder), site.config.site_dir, site.config.use_directory_urls)
-        site.files.append(File(f"{page.key}.ipynb", *where))
-    else:
-        text = render.page_markdown(view)
-    if page.key == "references":
-        text = text.replace("<!-- references -->", cited_works(site.book, pages))
-    for mark, name in re.findall(r"(<!-- names of (\S+) -->)", text):
-        text = text.replace(mark, parts.list_names((site.root / name).read_text("utf-8")))
-    return Made(text, view, add_downloads(site, page) if page.key in site.book.runs else "")
-
-
-def add_downloads(site, page):
-    """Add the notebook and the script of a page; return the links to them as HTML."""
-    names = [n for n in site.book.runs[page.key].files if re.fullmatch(r"snippets/\w+\.py", n)]
+    """Render a page, unless nothing of it has changed; add its files and its lists."""
+    book, config, done = site.book, site.config, site.book.runs.get(page.key)
+    names = [n for n in done.files if re.fullmatch(r"snippets/\w+\.py", n)] if done else ()
     there = [name for name in sorted(names) if (site.root / name).is_file()]  # not only looked for
     modules = {name: (site.root / name).read_text("utf-8") for name in there}
-    licence = LICENCE.format(site.config.site_name, site.config.site_url)
-    notebook = render.reader_notebook(page, site.book, modules, licence)
+    shared = (book[:3], config.site_name, config.site_url, config.use_directory_urls)
+    needs = (page, done and done.outputs, modules, shared)
+    drawn_page = kept(site.root, page.key, lambda: draw_page(site, page, modules), needs)
+    text, slots, formulas, taken = drawn_page
+    formulas = [maths.Formula(*formula) for formula in formulas]
+    if page.key.startswith("solutions/"):
+        folder = site.root / run.FOLDER / "pages"
+        run.write_whole(folder / f"{page.key}.ipynb", text)
+        where = (str(folder), config.site_dir, config.use_directory_urls)
+        site.files.append(File(f"{page.key}.ipynb", *where))
+    if page.key == "references":
+        text = text.replace("<!-- references -->", cited_works(book, pages))
+    for mark, name in re.findall(r"(<!-- names of (\S+) -->)", text):
+        text = text.replace(mark, parts.list_names((site.root / name).read_text("utf-8")))
+    downloads = add_downloads(site, page, taken) if taken else ""
+    return Made(text, render.View(page, book, slots, formulas, None), downloads)
+
+
+def draw_page(site, page, modules):
+    """Return the text of a page, its slots and formulas, and its downloads by their endings."""
+    view, taken = render.View(page, site.book, [], [], itertools.count(1)), {}
+    solved = page.key.startswith("solutions/")
+    text = nbformat.writes(render.site_notebook(view)) if solved else render.page_markdown(view)
+    if page.key in site.book.runs:
+        licence = LICENCE.format(site.config.site_name, site.config.site_url)
+        notebook = render.reader_notebook(page, site.book, modules, licence)
+        taken = {"ipynb": nbformat.writes(notebook) + "\n", "py": render.script(notebook)}
+    return [text, view.slots, view.formulas, taken]
+
+
+def add_downloads(site, page, taken):
+    """Add the notebook and the script of a page; return the links to them as HTML."""
     here, links = site.book.href(None, page.key, "").removeprefix(site.config.site_url), []
-    for suffix, words, content in (
-        ("ipynb", "Notebook", nbformat.writes(notebook) + "\n"),
-        ("py", "Python script", render.script(notebook)),
-    ):
+    for suffix, words in ("ipynb", "Notebook"), ("py", "Python script"):
         name = f"downloads/{page.key}.{suffix}"
-        site.files.append(File.generated(site.config, name, content=content))
+        site.files.append(File.generated(site.config, name, content=taken[suffix]))
         links.append(f'<a href="{get_relative_url(name, here)}" download>{words}</a>')
     return f'<p class="book-downloads" data-search-exclude>Take it along: {" · ".join(links)}</p>'
 
@@ -194,7 +205,7 @@ def add_others(site):
     root = site.root
     said = set().union(*(text for page in made.values() for text in (page.text, *page.view.slots)))
     locks = "".join((root / name).read_text() for name in ("requirements.txt", "package-lock.json"))
-    thanks = kept(root, lambda _: parts.third_party_markdown(root), locks)
+    thanks = kept(root, "thanks", lambda: parts.third_party_markdown(root), locks)
     fonts = parts.npm_files(root, said, drawn.values(), root / run.FOLDER / "fonts")
     for address, content in {"third-party.md": thanks, **fonts}.items():
         site.files.append(File.generated(site.config, address, content=content))
@@ -216,9 +227,10 @@ def on_page_content(html, page, config, files):
     if not (own := made_of(page)):
         return html
     if own.view.page.key.startswith("solutions/"):
-        html, tokens = kept(Path(config.config_file_path).parent, notebook_page, html)
+        root, name = Path(config.config_file_path).parent, f"{own.view.page.key}.html"
+        html, tokens = kept(root, name, lambda: notebook_page(html), html)
         page.toc = get_toc(tokens)
-    return render.hide(html.replace("</h1>", "</h1>" + own.downloads, 1))
+    return render.hide(html.replace("</h1>", "</h1>" + own.downloads, 1), own.view.slots)
 
 
 def on_post_page(output, page, config):
@@ -234,21 +246,6 @@ def on_post_page(output, page, config):
 def on_post_template(output, template_name, config):
     """Keep pages that are made of a template alone, such as 404, from asking elsewhere."""
     return stay_here(output)
-
-
-def on_post_build(config):
-    """Keep of the listings in the search index only the names: whole, they double its size."""
-    file = Path(config.site_dir, "search", "search_index.json")
-    index = json.loads(file.read_text(encoding="utf-8"))
-    for entry in index["docs"]:
-        entry["text"] = INDEXED.sub(code_names, entry["text"])
-    file.write_text(json.dumps(index, sort_keys=True, separators=(",", ":")), encoding="utf-8")
-
-
-def code_names(listing):
-    """Return the names in a listing, each once; docstrings and comments have none."""
-    code = re.sub(r'"""[\s\S]*?"""|#.*', "", listing[1])
-    return f"<code>{' '.join(dict.fromkeys(NAME.findall(code)))}</code>"
 
 
 def stay_here(output):
@@ -277,16 +274,22 @@ def notebook_page(html):
     return "\n".join(out), tokens[:1]
 
 
-def kept(root, function, text):
-    """Return what `function` makes of a text, from the cache if it was made before."""
-    own = [Path(file).read_text("utf-8") for file in (__file__, parts.__file__)]
-    name = hashlib.sha256("\0".join([*own, text]).encode()).hexdigest()
+def kept(root, name, function, needs):
+    """Return what `function` makes of what it needs, from the cache if it was made before."""
+    key = hashlib.sha256(repr([machinery(), needs]).encode()).hexdigest()
     path = root / run.FOLDER / "pages" / f"{name}.json"
-    value = run.read_entry(path)  # None if it is not there, or damaged
-    if value is None:
-        value = function(text)
-        run.write_entry(path, value)
-    return value
+    entry = run.read_entry(path)  # None if it is not there, or damaged
+    if not entry or entry["key"] != key:
+        run.write_entry(path, {"key": key, "made": function()})
+        entry = run.read_entry(path)  # as it will be the next time: no tuples
+    return entry["made"]
+
+
+@functools.cache
+def machinery():
+    """Return what all that is kept depends on: this folder, and all that is installed."""
+    own = [file.read_text("utf-8") for file in sorted(Path(__file__).parent.glob("*.py"))]
+    return [*own, run.environment()]
 
 
 def progress(pages):

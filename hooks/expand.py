@@ -107,22 +107,27 @@ def read_markdown(text, file, root, line=1):
     return blocks + split_inline("".join(prose), line + at - len(prose), file)
 
 
-def read_percent(text, file, root):
-    """Return the blocks of a percent-format notebook."""
-    rows, blocks = text.split("\n"), []
+def percent_cells(text):
+    """Return the cells of a percent-format notebook: for each, its type and its source."""
+    cells = jupytext.reads(text, "py:percent").cells
+    return [(cell.cell_type, cell.source) for cell in cells if cell.cell_type != "raw"]
+
+
+def read_percent(text, file, root, cells=None):
+    """Return the blocks of a percent-format notebook; its `cells` may be known already."""
+    rows, blocks, cells = text.split("\n"), [], cells or percent_cells(text)
     starts = [place for place, row in enumerate(rows, 1) if row.startswith("# %%")]
-    cells = [cell for cell in jupytext.reads(text, "py:percent").cells if cell.cell_type != "raw"]
     if len(cells) != len(starts):
         problem = "all stands below # %% (code) or # %% [markdown] lines, written so"
         raise BookError(file, 1, problem)
-    for cell, start in zip(cells, starts, strict=True):
-        blank = ("",) if cell.cell_type == "code" else ("", "#", '"""')
+    for (kind, source), start in zip(cells, starts, strict=True):
+        blank = ("",) if kind == "code" else ("", "#", '"""')
         skipped = (i for i, row in enumerate(rows[start:]) if row.strip() not in blank)
-        place, source = start + next(skipped, 0), cell.source.lstrip("\n")
-        if cell.cell_type == "code":
-            blocks.append(make_cell(source.split("\n"), place, file, root))
+        place, own = start + next(skipped, 0), source.lstrip("\n")
+        if kind == "code":
+            blocks.append(make_cell(own.split("\n"), place, file, root))
             continue
-        for block in read_markdown(source, file, root, place + 1):
+        for block in read_markdown(own, file, root, place + 1):
             if isinstance(block, Cell):
                 raise BookError(file, block.line, "code in a text cell: give it a # %% cell")
             blocks.append(block)

@@ -34,7 +34,12 @@ LABEL = re.compile(r"^## |\{#((?:eq|thm|sec)-[\w-]+)\}", re.M)
 EQUATION = re.compile(r"\$\$[ \t]*\{#(eq-[\w-]+)\}")
 LINK = re.compile(r"\]\((?!\w+:)([\w./-]+)\.(?:md|ipynb)(?:#([\w-]+))?\)")
 SLOT = re.compile(r"bkslot\d{5}z|kxm[0-9a-f]{16}x")
-FILLED = re.compile(r"(?:<p>)?<i data-search-exclude>bkslot(\d{5})z</i>(?:</p>)?")
+FILLED = re.compile(
+    r"(?:<p>)?<i data-search-exclude>bkslot(\d{5})z</i>(?:\n<code>[^<]*</code>)?(?:</p>)?"
+)
+SHOWN = re.compile(r'<div class="(?:language-\w+ )?highlight">.*?</div>', re.DOTALL)
+NAME = re.compile(r"\b[^\W\d]\w{2,}")
+LISTING = HtmlFormatter(wrapcode=True, cssclass="language-python highlight")
 SCROLL = '<div class="book-scroll" tabindex="0" role="group" aria-label="Table">{}</div>'
 CHECKED = '<details class="book-check" markdown="1"><summary>checked</summary>\n\n{}\n</details>\n'
 PRINTED = '<div class="{}" data-search-exclude><pre tabindex="0"><samp>{}</samp></pre></div>'
@@ -258,7 +263,7 @@ def page_markdown(view):
     """Return the Markdown of a page of the site; fill its slots and formulas."""
 
     def code(cell, outputs, timed):
-        listing = f"```python\n{cell.source}\n```\n"
+        listing = listing_slot(view, cell.source)
         if cell.options.get("check"):
             listing = CHECKED.format(listing)
         shown = output_html(view, cell, outputs, timed)
@@ -266,6 +271,14 @@ def page_markdown(view):
 
     cells = render(view.page, view.book, partial(site_prose, view), code)
     return "".join(cell["source"] for cell in cells)
+
+
+def listing_slot(view, source):
+    """Return the slot of a listing, and its names, by which alone the search finds it."""
+    view.slots.append(highlight(source, PythonLexer(), LISTING))
+    code = re.sub(r'"""[\s\S]*?"""|#.*', "", source)  # docstrings and comments have no names
+    names = " ".join(dict.fromkeys(NAME.findall(code)))
+    return f"\nbkslot{len(view.slots) - 1:05}z\n" + f"`{names}`\n" * bool(names)
 
 
 def site_prose(view, text, line):
@@ -345,8 +358,14 @@ def show(cell, output, prefix, words):
     raise ValueError(f"cannot show {', '.join(data)}; draw figures as vectors")
 
 
-def hide(content):
-    """Keep what stands behind slots and formulas out of the search."""
+def hide(content, slots):
+    """Keep listings, and what stands behind slots and formulas, out of the search."""
+
+    def put(match):
+        slots.append(match[0])
+        return f"bkslot{len(slots) - 1:05}z"
+
+    content = SHOWN.sub(put, content)
     return SLOT.sub(r"<i data-search-exclude>\g<0></i>", content)
 
 
@@ -364,7 +383,7 @@ def site_notebook(view):
 
     def code(cell, outputs, timed):
         if cell.options.get("echo") is False or cell.options.get("check"):
-            listing = highlight(cell.source, PythonLexer(), HtmlFormatter(wrapcode=True))
+            listing = highlight(cell.source, PythonLexer(), LISTING)
             listing = CHECKED.format(listing) if cell.options.get("check") else ""
             return [text_cell(f"\n\n{output_html(view, cell, outputs, timed, listing)}\n\n")]
         shown = {"text/html": output_html(view, cell, outputs, timed)}

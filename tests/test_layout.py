@@ -192,7 +192,7 @@ def test_no_snippet_is_bound_to_one_device(path):
 def test_the_machinery_can_be_read_in_one_sitting():
     lines = {path.name: path.read_text(encoding="utf-8").count("\n") for path in code_files()}
     assert len(lines) <= 8, sorted(lines)
-    assert sum(lines.values()) <= 2_050, lines
+    assert sum(lines.values()) <= 2_080, lines
 
 
 def code_files():
