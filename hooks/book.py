@@ -146,12 +146,12 @@ def make_page(site, page, pages):
     for mark, name in re.findall(r"(<!-- names of (\S+) -->)", text):
         text = text.replace(mark, parts.list_names((site.root / name).read_text("utf-8")))
     downloads = add_downloads(site, page, taken) if taken else ""
-    return Made(text, render.View(page, book, slots, formulas, None), downloads)
+    return Made(text, render.View(page, book, slots, formulas, None, set()), downloads)
 
 
 def draw_page(site, page, modules):
     """Return the text of a page, its slots and formulas, and its downloads by their endings."""
-    view, taken = render.View(page, site.book, [], [], itertools.count(1)), {}
+    view, taken = render.View(page, site.book, [], [], itertools.count(1), set()), {}
     solved = page.key.startswith("solutions/")
     text = nbformat.writes(render.site_notebook(view)) if solved else render.page_markdown(view)
     if page.key in site.book.runs:

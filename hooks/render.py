@@ -38,6 +38,7 @@ FILLED = re.compile(
     r"(?:<p>)?<i data-search-exclude>bkslot(\d{5})z</i>(?:\n<code>[^<]*</code>)?(?:</p>)?"
 )
 SHOWN = re.compile(r'<div class="(?:language-\w+ )?highlight">.*?</div>', re.DOTALL)
+PLAIN = re.compile(r'<span class="(?:w|n|p|ow?|m[if]|nb|bp|s[ia]|fm|nn)">([^<]*)</span>')
 NAME = re.compile(r"\b[^\W\d]\w{2,}")
 LISTING = HtmlFormatter(wrapcode=True, cssclass="language-python highlight")
 SCROLL = '<div class="book-scroll" tabindex="0" role="group" aria-label="Table">{}</div>'
@@ -86,6 +87,7 @@ class View(NamedTuple):
     slots: list
     formulas: list
     heads: object  # counts the headings of the second level
+    names: set  # in the listings so far
 
 
 # References
@@ -274,11 +276,12 @@ def page_markdown(view):
 
 
 def listing_slot(view, source):
-    """Return the slot of a listing, and its names, by which alone the search finds it."""
+    """Return the slot of a listing, and its new names, by which alone the search finds it."""
     view.slots.append(highlight(source, PythonLexer(), LISTING))
     code = re.sub(r'"""[\s\S]*?"""|#.*', "", source)  # docstrings and comments have no names
-    names = " ".join(dict.fromkeys(NAME.findall(code)))
-    return f"\nbkslot{len(view.slots) - 1:05}z\n" + f"`{names}`\n" * bool(names)
+    new = [name for name in dict.fromkeys(NAME.findall(code)) if name not in view.names]
+    view.names.update(new)
+    return f"\nbkslot{len(view.slots) - 1:05}z\n" + f"`{' '.join(new)}`\n" * bool(new)
 
 
 def site_prose(view, text, line):
@@ -370,8 +373,8 @@ def hide(content, slots):
 
 
 def fill(content, slots):
-    """Put what stands behind the slots back; leave bare formulas."""
-    content = FILLED.sub(lambda m: slots[int(m[1])], content)
+    """Put what stands behind the slots back, of code only the marks of the colours of book.css."""
+    content = PLAIN.sub(r"\1", FILLED.sub(lambda m: slots[int(m[1])], content))
     return re.sub(r"<i data-search-exclude>(kxm\w+)</i>", r"\1", content)
 
 
