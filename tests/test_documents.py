@@ -40,6 +40,16 @@ from hooks.expand import Cell, Text
 
 WRITTEN = [*PAGES, *(f"solutions/{key}" for key in SOLUTIONS)]
 HELPERS = {"snippets.plotting", "snippets.datasets", "snippets.training"}
+PLUMBING = {  # what a page, or its solutions, takes from modules of its own without showing it
+    "large-pretraining-transformers": {
+        "snippets",
+        "snippets.large_pretraining_transformers",
+        "snippets.in_context_learning",
+        "snippets.after_pretraining",
+        "snippets.data_parallel",
+    }
+}
+PLUMBING["solutions/large-pretraining-transformers"] = PLUMBING["large-pretraining-transformers"]
 matplotlib.use("Agg")
 
 
@@ -160,7 +170,7 @@ def shown_and_used(key, shown):
                 missing += [a.name for a in node.names if a.name.startswith("snippets")]
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snippets"):
                 linked = body(key.split("/")[-1])
-                helper = node.module in HELPERS and "(api.md" in linked
+                helper = node.module in {*HELPERS, *PLUMBING.get(key, ())} and "(api.md" in linked
                 if key == "index":  # the front page looks ahead
                     page = node.module.split(".")[1].replace("_", "-")
                     helper = helper or f"({page}.md" in linked

@@ -11,6 +11,11 @@ from book_files import INCLUDE, PLAN, ROOT, SECTIONS, SOLUTIONS, body, cells, pr
 
 MODULES = {key: key.replace("-", "_") for key in PLAN}
 SHARED = ("plotting", "datasets", "training")
+FURTHER = {  # modules that a section has besides its own
+    "in_context_learning": "large-pretraining-transformers",
+    "after_pretraining": "large-pretraining-transformers",
+    "data_parallel": "large-pretraining-transformers",
+}
 FILES = sorted((ROOT / "snippets").glob("*.py"))
 MACHINERY = sorted((ROOT / "hooks").rglob("*.*"))
 EVERYWHERE = {"torch", "numpy", "matplotlib", "snippets"} | set(sys.stdlib_module_names)
@@ -18,7 +23,7 @@ ON_REQUEST = {
     "sklearn": "scikit-learn",
     "num2words": "num2words",
     "sacrebleu": "sacrebleu",
-    "tokenizers": "tokenizers",
+    "scipy": "scipy",
 }
 TOP_LEVEL = {
     *(".ci", ".github", ".gitignore", ".npmrc", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"),
@@ -89,12 +94,13 @@ def test_every_section_has_its_partners(key):
 
 
 def test_every_partner_has_its_section():
-    keys = {name: key for key, name in MODULES.items()}
+    keys = {name: key for key, name in MODULES.items()} | FURTHER
     names = {path.stem for path in FILES} - {"__init__", *SHARED}
     assert {keys.get(name) for name in names} == set(SECTIONS)
     assert set(SOLUTIONS) == set(SECTIONS)
     tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests/snippets").glob("test_*")}
-    assert tests - set(SHARED) == names
+    assert tests >= names
+    assert all(test.startswith((*names, *SHARED)) for test in tests)
 
 
 def test_the_navigation_has_every_section_and_its_solutions_in_order():
@@ -128,12 +134,26 @@ def test_a_region_is_one_definition_and_bears_its_name(path):
         assert len(whole) == 1 and isinstance(whole[0], kinds) and whole[0].name == name, name
 
 
-@pytest.mark.parametrize("key", SECTIONS)
-def test_every_definition_of_a_section_is_a_region(key):
-    path = ROOT / "snippets" / f"{MODULES[key]}.py"
+@pytest.mark.parametrize("name", [*map(MODULES.get, SECTIONS), *FURTHER])
+def test_every_definition_of_a_section_is_shown_or_imported(name):
+    """What a page does not show, it imports, or something else in the module uses it."""
+    path = ROOT / "snippets" / f"{name}.py"
+    key = FURTHER.get(name) or name.replace("_", "-")
     kinds = ast.FunctionDef | ast.ClassDef
-    defined = [node.name for node in tree(path).body if isinstance(node, kinds)]
-    assert defined == [name for name, _ in regions(path)]
+    defined = {node.name: node for node in tree(path).body if isinstance(node, kinds)}
+    shown = [name for name, _ in regions(path)]
+    assert shown == [name for name in defined if name in shown]
+    used = {alias.name for cell in cells(key) for alias in aliases(cell.source, f"snippets.{name}")}
+    for other in tree(path).body:
+        names = {node.id for node in ast.walk(other) if isinstance(node, ast.Name)}
+        used |= names - {getattr(other, "name", None)}
+    assert set(defined) <= used | set(shown)
+
+
+def aliases(source, module):
+    """Return the names that code imports from a module."""
+    statements = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+    return [alias for node in statements if node.module == module for alias in node.names]
 
 
 def test_every_region_is_shown_and_every_shown_region_is_there():
@@ -145,21 +165,26 @@ def test_every_region_is_shown_and_every_shown_region_is_there():
 @pytest.mark.parametrize("key", SECTIONS)
 def test_a_page_shows_the_regions_of_its_own_module(key):
     for file, name in INCLUDE.findall(body(key)):
-        assert file.split("/")[1].removesuffix(".py") in {MODULES[key], *SHARED}, name
+        module = file.split("/")[1].removesuffix(".py")
+        assert FURTHER.get(module) == key or module in {MODULES[key], *SHARED}, name
 
 
 # Imports
 
 
-@pytest.mark.parametrize("key", SECTIONS)
-def test_a_module_imports_earlier_sections_and_shared_code_only(key):
-    earlier = [MODULES[before] for before in PLAN[: PLAN.index(key)]]
+@pytest.mark.parametrize("module", [*map(MODULES.get, SECTIONS), *FURTHER])
+def test_a_module_imports_earlier_sections_and_shared_code_only(module):
+    """A further module of a section also imports the section's others."""
+    key = FURTHER.get(module)
+    sections = list(MODULES.values())
+    earlier = sections[: sections.index(MODULES[key]) + 1 if key else sections.index(module)]
+    earlier += [name for name in FURTHER if FURTHER[name] == key]
     allowed = {f"snippets.{name}" for name in [*earlier, *SHARED]}
-    for name in imported(tree(ROOT / "snippets" / f"{MODULES[key]}.py")):
+    for name in imported(tree(ROOT / "snippets" / f"{module}.py")):
         if name.startswith("snippets"):
             assert name.rpartition(".")[0] in allowed or name in allowed, name
         else:
-            assert name.split(".")[0] in EVERYWHERE, name
+            assert name.split(".")[0] in EVERYWHERE | set(ON_REQUEST), name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -705,4 +705,4 @@ table(
 # %% [markdown]
 # From the same 100 labels, in the same steps, the pretrained weights make `{python} f"{100 * (mean(before) - max(map(mean, scratch))):.0f}"` points more. The labels were the same; the 800 images without labels gave the rest, by a task that needs nobody to name anything. To fill
 # a hole one must know what digits look like, and which parts go with which. But count fairly: the pretraining took five times the steps of the fine-tuning, and whoever has all labels does better still (Exercise 2). He et al. [@he2022]
-# hide even more, three quarters, and keep the hidden patches out of the encoder, which saves most of its work. Section 9 does the same with words.
+# hide even more, three quarters, and keep the hidden patches out of the encoder, which saves most of its work. @sec-bert does the same with words.
