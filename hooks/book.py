@@ -86,6 +86,7 @@ def make(root, files, config):
     for page in pages:
         render.check(page, book)
     running = [page for page in pages if run.page_cells(page)]
+    running.sort(key=lambda page: -len(run.page_cells(page)))  # a guess, until it has run once
     book.runs.update(run.run_pages(root, running, progress(running)))
     show_times(book.runs)
     site = Site(root, files, config, book)
