@@ -2,7 +2,7 @@
 
 Measured times may differ. They are marked when a page is made (`data-timing` in HTML, a tag in
 notebooks), and what is marked is left out before the bytes are compared. The prose of a notebook
-and of its script is compared without digits if the page measures times, for marks would be in
+and of its script is compared without numbers if the page measures times, for marks would be in
 the reader's way there; its numbers stand in the HTML too, where they are compared.
 """
 
@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 
 from bs4 import BeautifulSoup
+
+
+NUMBER = r"\d+(?:[.,]\d+)*"
 
 
 def comparable(file):
@@ -28,10 +31,11 @@ def comparable(file):
             if "timing" in cell["metadata"].get("tags", []):
                 cell["outputs"] = []
             if cell["cell_type"] == "markdown":
-                cell["source"] = re.sub(r"\d+", "0", "".join(cell["source"]))
+                cell["source"] = re.sub(NUMBER, "0", "".join(cell["source"]))
         return json.dumps(notebook).encode()
     if file.suffix == ".py" and is_timed(file.with_suffix(".ipynb")):
-        return re.sub(rb"(?m)^#.*$", lambda row: re.sub(rb"\d+", b"0", row[0]), content)
+        text = content.decode("utf-8")
+        return re.sub(r"(?m)^#.*$", lambda row: re.sub(NUMBER, "0", row[0]), text).encode()
     return content
 
 

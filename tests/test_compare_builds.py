@@ -27,8 +27,8 @@ def notebook(printed, prose, tags=("timing",)):
 
 SAME = {
     "page.html": ('<p>a <b data-timing="">3 s</b></p>', '<p>a <b data-timing="">4 s</b></p>'),
-    "page.ipynb": (notebook("3 s", "It took 3 s."), notebook("4 s", "It took 4 s.")),
-    "page.py": ("# It took 3 s.\nx = 3\n", "# It took 14 s.\nx = 3\n"),
+    "page.ipynb": (notebook("3 s", "It took 3 s."), notebook("4 s", "It took 0.96 s.")),
+    "page.py": ("# It took 3 s.\nx = 3\n", "# It took 1.4 s.\nx = 3\n"),
     "asset.css": ("a {}", "a {}"),
 }
 OTHER = {
