@@ -13,7 +13,6 @@ from pathlib import Path
 
 from bs4 import BeautifulSoup
 
-
 NUMBER = r"\d+(?:[.,]\d+)*"
 
 
