@@ -571,18 +571,26 @@ def with_bias(stack, num_queries, num_keys):
     return SimpleNamespace(blocks=blocks, norm=stack.norm)
 
 
-class T5Encoder(TransformerEncoder):
-    """Stack T5's encoder blocks; they share one `RelativeBias`."""
+class T5Stack(nn.Module):
+    """Make a stack's blocks share one `RelativeBias`; end with T5's norm."""
 
-    kind = T5EncoderBlock
+    bidirectional = None  # may a query have keys ahead?
 
     def __init__(self, *sizes, buckets):
         """Take (number of buckets, max_distance) as `buckets`."""
         super().__init__(*sizes)
         width, _, num_heads, _, dropout = sizes
-        self.relative_bias = RelativeBias(num_heads, *buckets, True)
+        options = num_heads, *buckets, self.bidirectional
+        self.relative_bias = RelativeBias(*options)
         norm = nn.RMSNorm(width, eps=1e-6)
         self.norm = nn.Sequential(norm, nn.Dropout(dropout))
+
+
+class T5Encoder(T5Stack, TransformerEncoder):
+    """Stack T5's encoder blocks."""
+
+    kind = T5EncoderBlock
+    bidirectional = True
 
     def forward(self, x, mask=None, need_weights=False):
         """Run the blocks one after the other."""
@@ -590,18 +598,11 @@ class T5Encoder(TransformerEncoder):
         return run_encoder(stack, x, mask, need_weights)
 
 
-class T5Decoder(TransformerDecoder):
-    """Stack T5's decoder blocks; they share one `RelativeBias`."""
+class T5Decoder(T5Stack, TransformerDecoder):
+    """Stack T5's decoder blocks."""
 
     kind = T5DecoderBlock
-
-    def __init__(self, *sizes, buckets):
-        """Take (number of buckets, max_distance) as `buckets`."""
-        super().__init__(*sizes)
-        width, _, num_heads, _, dropout = sizes
-        self.relative_bias = RelativeBias(num_heads, *buckets, False)
-        norm = nn.RMSNorm(width, eps=1e-6)
-        self.norm = nn.Sequential(norm, nn.Dropout(dropout))
+    bidirectional = False
 
     def forward(self, x, memory, memory_mask=None, cache=None,
                 need_weights=False):  # fmt: skip

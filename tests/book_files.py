@@ -29,6 +29,11 @@ PLAN = (
     "vision-transformer",
     "large-pretraining-transformers",
 )
+FURTHER = {  # modules that a section has besides its own
+    "in_context_learning": "large-pretraining-transformers",
+    "after_pretraining": "large-pretraining-transformers",
+    "data_parallel": "large-pretraining-transformers",
+}
 SECTIONS = [key for key in PLAN if (DOCS / f"{key}.md").exists()]
 PAGES = sorted(path.stem for path in DOCS.glob("*.md"))
 SOLUTIONS = sorted(path.stem for path in (DOCS / "solutions").glob("*.py"))

@@ -14,6 +14,7 @@ import yaml
 from book_files import (
     DOCS,
     EXECUTED,
+    FURTHER,
     PAGES,
     PLAN,
     ROOT,
@@ -40,16 +41,6 @@ from hooks.expand import Cell, Text
 
 WRITTEN = [*PAGES, *(f"solutions/{key}" for key in SOLUTIONS)]
 HELPERS = {"snippets.plotting", "snippets.datasets", "snippets.training"}
-PLUMBING = {  # what a page, or its solutions, takes from modules of its own without showing it
-    "large-pretraining-transformers": {
-        "snippets",
-        "snippets.large_pretraining_transformers",
-        "snippets.in_context_learning",
-        "snippets.after_pretraining",
-        "snippets.data_parallel",
-    }
-}
-PLUMBING["solutions/large-pretraining-transformers"] = PLUMBING["large-pretraining-transformers"]
 matplotlib.use("Agg")
 
 
@@ -162,15 +153,18 @@ def test_a_shown_listing_fits_the_page(key):
 
 def shown_and_used(key, shown):
     """Add to `shown` the names that a page shows; return what it uses before it is shown."""
-    missing = []
+    missing, section = [], key.split("/")[-1]
+    helpers = HELPERS | {f"snippets.{name}" for name in FURTHER if FURTHER[name] == section}
+    if section in FURTHER.values():  # it need not show all of its own modules
+        helpers |= {"snippets", f"snippets.{section.replace('-', '_')}"}
     for cell in cells(key):
         tree = ast.parse(cell.source)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 missing += [a.name for a in node.names if a.name.startswith("snippets")]
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snippets"):
-                linked = body(key.split("/")[-1])
-                helper = node.module in {*HELPERS, *PLUMBING.get(key, ())} and "(api.md" in linked
+                linked = body(section)
+                helper = node.module in helpers and "(api.md" in linked
                 if key == "index":  # the front page looks ahead
                     page = node.module.split(".")[1].replace("_", "-")
                     helper = helper or f"({page}.md" in linked

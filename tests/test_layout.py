@@ -7,15 +7,10 @@ import sys
 
 import pytest
 import yaml
-from book_files import INCLUDE, PLAN, ROOT, SECTIONS, SOLUTIONS, body, cells, prose
+from book_files import FURTHER, INCLUDE, PLAN, ROOT, SECTIONS, SOLUTIONS, body, cells, prose
 
 MODULES = {key: key.replace("-", "_") for key in PLAN}
 SHARED = ("plotting", "datasets", "training")
-FURTHER = {  # modules that a section has besides its own
-    "in_context_learning": "large-pretraining-transformers",
-    "after_pretraining": "large-pretraining-transformers",
-    "data_parallel": "large-pretraining-transformers",
-}
 FILES = sorted((ROOT / "snippets").glob("*.py"))
 MACHINERY = sorted((ROOT / "hooks").rglob("*.*"))
 EVERYWHERE = {"torch", "numpy", "matplotlib", "snippets"} | set(sys.stdlib_module_names)
